@@ -1,0 +1,174 @@
+"""Sees every torch operation inside a block and replaces those on watched parameters.
+
+An operation with examples and a parameter among its arguments becomes a `Watched` node; one on
+parameters alone gives a derived tensor; everything else runs as it is.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._pytree import tree_map_only
+
+from credo.curvature.audit import audit
+from credo.curvature.engine import ENGINE_CALLS, read_engine_call
+from credo.curvature.ledger import BackwardPass, Ledger, Use
+from credo.curvature.operation import Operation, examples_second
+from credo.curvature.provenance import SELECTIONS, Provenance, tensors_in
+from credo.curvature.rules import Generic, rule_for
+from credo.curvature.subjects import Subjects
+from credo.curvature.unlock import can_unlock, unlocked
+from credo.curvature.watched import Watched
+from credo.errors import UnsupportedOperation
+
+_WHOLE = {F.embedding_bag}  # its rows are examples; those of the operation inside are not
+_INTEGERS = {torch.int32, torch.int64}
+
+
+class Interception(TorchFunctionMode):
+    """One block's eyes; `ledger` is what they saw."""
+
+    def __init__(self, subjects: Subjects, declared: int | None):
+        super().__init__()
+        watched = {id(p): p for p in subjects.parameters}
+        self.ledger = Ledger(watched, subjects.names)
+        self._provenance = Provenance(watched.values(), subjects.constants)
+        self._declared = declared
+        self._order = count()
+        self._examples_second = 0  # inside attention, the number of examples
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in ENGINE_CALLS:
+            return self._run_engine(func, args, kwargs)
+        if not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        known = self._provenance
+        if known.touches(args) or (kwargs and known.touches(kwargs.values())):
+            return self._replace(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and (_is_positions(func, result) or known.constant(args)):
+            known.add_constant(result)
+        return result
+
+    def _replace(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A call with a parameter, or what was derived from one, among its arguments."""
+        rule = rule_for(func)
+        if rule is None and can_unlock(func) and func not in _WHOLE:
+            with self, self._inside(func, args, kwargs):
+                return unlocked(func)(*args, **kwargs)
+        tensors = list(tensors_in((*args, *kwargs.values())))
+        if all(self._provenance.knows(tensor) for tensor in tensors):
+            return self._derive(func, args, kwargs)
+        if _writes_in_place(func):
+            return self._write(func, args, kwargs)
+        operation = rule(*args, **kwargs) if rule else None
+        if operation is not None and operation.has_no_examples(self._provenance):
+            return self._derive(func, args, kwargs)
+        if operation is None or not self._fits(operation):
+            shared = [self._provenance.source(tensor) is not None for tensor in tensors]
+            operation = Generic(func, args, kwargs, shared)
+        if self._examples_second:
+            operation.axis, operation.lead, operation.merged_from = 1, self._examples_second, None
+        sources = tuple(self._provenance.source(tensor) for tensor in operation.tensors)
+        use = Use(operation, sources, self.ledger, next(self._order))
+        return Watched.apply(use, *operation.tensors)  # type: ignore[no-untyped-call]
+
+    def _fits(self, operation: Operation) -> bool:
+        """Whether parameters stand only where the rule expects them."""
+        places = {k for k, tensor in enumerate(operation.tensors) if self._provenance.source(tensor)}
+        return places <= operation.parameter_slots and not (self._examples_second and operation.name != "linear")
+
+    @contextmanager
+    def _inside(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
+        """Attention works on (T, M, d), whatever its module is given: there the examples come second."""
+        before = self._examples_second
+        if func is F.multi_head_attention_forward:
+            query = kwargs["query"] if "query" in kwargs else args[0]
+            self._examples_second = examples_second(query, "MultiheadAttention")
+        try:
+            yield
+        finally:
+            self._examples_second = before
+
+    def _derive(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A call on parameters alone: run it on their private twins, and hand out the result as derived."""
+        parents = [s for s in map(self._provenance.source, tensors_in((*args, *kwargs.values()))) if s]
+        if _writes_in_place(func) and not parents[0].is_parameter:
+            raise UnsupportedOperation(
+                f"{func.__name__} changes in place a tensor computed from parameters. Use the function that "
+                f"returns a new tensor: {func.__name__.strip('_')}."
+            )
+        private = {id(s.tensor): t for t in tensors_in((*args, *kwargs.values())) if (s := self._provenance.source(t))}
+        args, kwargs = tree_map_only(Tensor, self._private, (tuple(args), kwargs))
+        result = func(*args, **kwargs)
+
+        def hand_out(out: Tensor) -> Tensor:
+            if id(out) in private or not out.requires_grad:
+                return private.get(id(out), out)
+            return self._provenance.derive(out, parents, func in SELECTIONS)
+
+        return tree_map_only(Tensor, hand_out, result)
+
+    def _private(self, tensor: Tensor) -> Tensor:
+        source = self._provenance.source(tensor)
+        return tensor if source is None else source.tensor
+
+    def _write(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """x.add_(p): the new values by a watched operation on a copy of x, then written into x."""
+        target, twin = args[0], getattr(torch.Tensor, _name(func).strip("_").removeprefix("i"), None)
+        if twin is None or self._provenance.source(target) is not None:
+            raise UnsupportedOperation(
+                f"{_name(func)} writes a parameter into another tensor, so its squared gradient cannot be followed. "
+                "Build the tensor with torch.cat, torch.where or arithmetic instead."
+            )
+        return target.copy_(self._replace(twin, (target.clone(), *args[1:]), kwargs))
+
+    def _run_engine(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A backward pass: look at its graph first, then run it, then square what had to wait."""
+        call = read_engine_call(func, args, kwargs)
+        if call.create_graph:
+            raise UnsupportedOperation(
+                "create_graph=True asks for the gradient of a gradient, which has no per-example squares. "
+                "Compute it outside the block."
+            )
+        watched = self.ledger.parameters.keys()
+        wanted = watched if call.wanted is None else watched & {id(tensor) for tensor in call.wanted}
+        with self._during(audit(call.roots, self.ledger, frozenset(wanted), self._declared)):
+            if any(isinstance(mode, Interception) for mode in _get_current_function_mode_stack()):
+                return func(*args, **kwargs)  # another block around this one wants to see it too
+            with self:  # a checkpoint runs its forward during the backward pass
+                return call.run()
+
+    @contextmanager
+    def _during(self, new: BackwardPass) -> Iterator[None]:
+        outer = self.ledger.current
+        if outer is not None:  # a re-entrant checkpoint's own backward: its uses belong to the outer pass
+            new.join(outer)
+        self.ledger.current = new
+        try:
+            yield
+        finally:
+            self.ledger.current = outer
+        if outer is None:
+            self.ledger.settle(new)
+
+
+def _is_positions(func: Any, result: Tensor) -> bool:
+    """torch.arange(T), which numbers positions: no example is in it, whatever its length."""
+    return func is torch.arange and result.dtype in _INTEGERS
+
+
+def _name(func: Any) -> str:
+    return getattr(func, "__name__", str(func))
+
+
+def _writes_in_place(func: Any) -> bool:
+    name = _name(func)
+    in_place_operator = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__iter__")
+    return name == "__setitem__" or in_place_operator or (name.endswith("_") and not name.endswith("__"))

@@ -1,0 +1,87 @@
+"""One call of one operation: how to run it, and how to take its gradient apart by example."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from credo.curvature.contribution import Contribution
+from credo.curvature.provenance import Provenance
+from credo.errors import UnsupportedOperation
+
+Outputs = Tensor | tuple[Tensor, ...]
+Pieces = Sequence[Tensor | Contribution | None]
+
+# How autograd names the operations that can merge the examples with what follows them, (B, T, d) → (B·T, d).
+_MERGES = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
+
+
+class Operation(ABC):
+    """A call with its arguments. A rule returns one; the engine runs it and asks for its gradients.
+
+    `tensors` are all tensors of the call in a fixed order (None where one is left out);
+    `parameter_slots` are the places in it for which `backward` gives a `Contribution`.
+    """
+
+    parameter_slots: frozenset[int]
+    tensors: tuple[Tensor | None, ...]
+    name: str
+    lead: int  # how many rows the operation sees where the examples are counted; −1: none
+    merged_from: int | None = None  # how many there were before a view merged them with another dimension
+    axis: int = 0  # where the examples are: 1 inside attention, whose rows are (T, M, d) or (T·M, d)
+
+    @abstractmethod
+    def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
+        """The operation itself, by torch, and what else `backward` needs to see again."""
+
+    @abstractmethod
+    def backward(
+        self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
+    ) -> Pieces:
+        """For each of `tensors`: its gradient, a contribution, or None; `saved` is tensors, then extras."""
+
+    def has_no_examples(self, provenance: Provenance) -> bool:
+        """Whether what looks like data is a constant, so that the result stands for parameters alone."""
+        return False
+
+    def count_examples(self, rows: Tensor) -> None:
+        """Takes the number of examples from the leading dimension of `rows`."""
+        self.lead = len(rows) if rows.dim() > 1 else -1
+        self.merged_from = lead_before_merge(rows)
+
+
+def lead_before_merge(rows: Tensor) -> int | None:
+    """The leading dimension before a view merged it with the next ones, if that can be seen."""
+    node = rows.grad_fn
+    if node is not None and node.name() in _MERGES:
+        sizes = tuple(node._saved_self_sym_sizes)  # type: ignore[attr-defined]
+    elif node is None and rows._base is not None:
+        sizes = tuple(rows._base.shape)
+    else:
+        return None
+    merges = any(math.prod(sizes[:k]) == len(rows) for k in range(2, len(sizes)))
+    return int(sizes[0]) if merges else None
+
+
+def by_example(rows: Tensor, examples: int, axis: int = 0) -> Tensor:
+    """(M, …, d) or merged (M·T, d) as (M, T, d); with axis 1, (T, M, d) or merged (T·M, d)."""
+    positions = rows[..., 0].numel() // max(examples, 1)
+    if axis == 1:
+        return rows.reshape(positions, examples, rows.shape[-1]).transpose(0, 1)
+    return rows.reshape(examples, positions, rows.shape[-1])
+
+
+
+
+def examples_second(rows: Tensor, name: str) -> int:
+    """M of (T, M, d). Where T = M, only a transposed view shows that the model has the examples first."""
+    if rows.dim() < 3:
+        return 1
+    positions, examples = rows.shape[:2]
+    if positions == examples > 1 and rows.stride(1) < rows.stride(0):
+        raise UnsupportedOperation(
+            f"{name} without batch_first on {examples} examples of {positions} positions: which of the two "
+            "dimensions counts examples in the operations around it cannot be told. Use batch_first=True."
+        )
+    return examples

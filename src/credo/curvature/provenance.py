@@ -1,0 +1,149 @@
+"""Where a tensor comes from: a watched parameter, something computed from parameters alone, or data.
+
+Examples meet parameters in an operation that has both among its arguments. An operation on
+parameters alone (a weight norm, a transposition, a slice of a positional table) has no examples in
+it: it gives a *derived* tensor, which stands for its parameters wherever it is used later. Example
+i's gradient with respect to a derived tensor is pulled back to the parameters through the private
+graph that made it.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Each element of the result is an element of the argument, none twice: squares pull back like gradients.
+SELECTIONS = frozenset(
+    getattr(torch.Tensor, name)
+    for name in ("t", "transpose", "permute", "view", "reshape", "flatten", "unflatten", "contiguous")
+    + ("unsqueeze", "squeeze", "swapaxes", "movedim", "chunk", "split", "narrow", "select", "unbind")
+) | {torch.Tensor.T.__get__, torch.Tensor.mT.__get__, torch.transpose, torch.permute, torch.chunk, torch.split}  # type: ignore[attr-defined]
+
+
+class Source:
+    """A tensor that stands for parameters: a watched parameter itself, or one derived from some."""
+
+    def __init__(self, tensor: Tensor, roots: tuple[Tensor, ...], selects: bool):
+        self.tensor = tensor  # for a derived tensor, the one with the private graph
+        self.roots = roots
+        self.selects = selects  # made from one parameter by selections only
+
+    @property
+    def is_parameter(self) -> bool:
+        return self.tensor is self.roots[0]
+
+    def pull(self, shares: Tensor, root: Tensor) -> Tensor:
+        """Gradients (m, *shape) with respect to this tensor, as gradients (m, *root.shape) of a root."""
+        if self.is_parameter:
+            return shares
+        shares = shares.to(self.tensor.dtype)
+        try:
+            (pulled,) = torch.autograd.grad(
+                self.tensor, root, shares, retain_graph=True, is_grads_batched=True, allow_unused=True
+            )
+        except RuntimeError:  # no batching rule for an operation in the private graph
+            rows = [self.pull_one(share, root) for share in shares]
+            return torch.stack(rows) if rows else shares.new_zeros((0, *root.shape))
+        return shares.new_zeros((len(shares), *root.shape)) if pulled is None else pulled
+
+    def pull_one(self, share: Tensor, root: Tensor) -> Tensor:
+        """One gradient with respect to this tensor, as a gradient of a root."""
+        if self.is_parameter:
+            return share
+        share = share.to(self.tensor.dtype)
+        (pulled,) = torch.autograd.grad(self.tensor, root, share, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(root) if pulled is None else pulled
+
+
+class Derived(torch.autograd.Function):
+    """Puts a derived tensor into the user's graph, and keeps the graph that made it private.
+
+    Autograd frees a graph as it goes back through it; the private one must outlast that.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, source: Source, *roots: Tensor) -> Tensor:
+        ctx.source = source
+        return source.tensor.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        source = ctx.source
+        with torch._C.DisableTorchFunction():
+            pulled = torch.autograd.grad(
+                source.tensor, source.roots, grad, retain_graph=True, allow_unused=True
+            )
+        return None, *pulled
+
+
+class Provenance:
+    """Knows, by identity, the tensors that stand for parameters and those that are constant."""
+
+    def __init__(self, watched: Iterable[Tensor], constants: Iterable[Tensor]):
+        self.sources: dict[int, Source] = {id(p): Source(p, (p,), True) for p in watched}
+        self._constants: dict[int, Any] = {id(c): c for c in constants}
+        self._alive: dict[int, Any] = {}
+
+    def touches(self, values: Iterable[Any]) -> bool:
+        """Whether a parameter, or what was derived from one, is among the arguments."""
+        sources = self.sources
+        for value in values:
+            if isinstance(value, Tensor):
+                if id(value) in sources:
+                    return True
+            elif isinstance(value, (list, tuple)) and self.touches(value):
+                return True
+        return False
+
+    def source(self, tensor: Tensor | None) -> Source | None:
+        return self.sources.get(id(tensor))
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether no example has touched this tensor."""
+        return id(tensor) in self.sources or id(tensor) in self._constants
+
+    def constant(self, values: Iterable[Any]) -> bool:
+        """Whether there are tensors among the arguments, and all of them are constant."""
+        found = list(tensors_in(values))
+        return bool(found) and all(id(tensor) in self._constants for tensor in found)
+
+    def add_constant(self, tensor: Tensor) -> None:
+        self._constants[id(tensor)] = tensor
+        self._forget_with(tensor, self._constants, weakly=True)
+
+    def derive(self, result: Tensor, parents: list[Source], selects: bool) -> Tensor:
+        """Hands out a derived tensor in place of `result`, whose graph stays private."""
+        roots = tuple({id(root): root for parent in parents for root in parent.roots}.values())
+        selects = selects and len(parents) == 1 and parents[0].selects
+        source = Source(result, roots, selects)
+        public: Tensor = Derived.apply(source, *roots)  # type: ignore[no-untyped-call]
+        self.sources[id(public)] = source
+        self._forget_with(public, self.sources, weakly=False)
+        return public
+
+    def _forget_with(self, tensor: Tensor, table: dict[int, Any], weakly: bool) -> None:
+        """Drops the entry when the tensor dies, so that another one at its address is not mistaken for it."""
+        key = id(tensor)
+
+        def forget(_: Any) -> None:
+            table.pop(key, None)
+            self._alive.pop(key, None)
+
+        self._alive[key] = weakref.ref(tensor, forget)
+        if weakly:
+            table[key] = self._alive[key]
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """All tensors among arguments, also inside lists, tuples and dicts."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(value.values())

@@ -1,0 +1,139 @@
+"""Linear maps: F.linear, x @ W, W @ x, addmm.
+
+x input, g gradient of the output, i over examples, t over the positions of one example:
+
+    one position     Σᵢ rᵢ² = (g²)ᵀ(x²)             one more matrix product
+    many positions   Σᵢ rᵢ² = Σᵢ (Σₜ gᵢₜ xᵢₜᵀ)²      treating positions as examples would be wrong
+    bias             rᵢ = Σₜ gᵢₜ
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from credo.curvature.contribution import Contribution, Stacked, widen
+from credo.curvature.operation import Operation, Outputs, Pieces, by_example
+from credo.curvature.rules.registry import register_rule
+from credo.kernels import linear as kernel
+
+
+class OuterProducts(Contribution):
+    """rᵢ = Σₜ gᵢₜ xᵢₜᵀ, from x (M, T, I) and g (M, T, O); its shape is (O, I), or as `shape` says."""
+
+    def __init__(self, x: Tensor, g: Tensor, shape: torch.Size | None = None):
+        self.examples = len(x)
+        self._x, self._g = x, g
+        self._shape = shape or torch.Size((g.shape[2], x.shape[2]))
+
+    def total(self) -> Tensor:
+        return (self._g.flatten(0, 1).T @ self._x.flatten(0, 1)).view(self._shape)
+
+    def total_and_squares(self) -> tuple[Tensor, Tensor]:
+        x, g = widen(self._x), widen(self._g)
+        if x.shape[1] == 1:
+            total, squares = kernel.row_sums(x[:, 0], g[:, 0])
+        else:
+            total, squares = kernel.sequence_sums(x, g)
+        return total.view(self._shape), squares.view(self._shape)
+
+    def per_example(self, start: int, stop: int) -> Tensor:
+        x, g = widen(self._x[start:stop]), widen(self._g[start:stop])
+        return torch.bmm(g.transpose(1, 2), x).view(-1, *self._shape)
+
+
+@register_rule(F.linear)
+class Linear(Operation):
+    parameter_slots = frozenset({1, 2})
+    name = "linear"
+
+    def __init__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None):
+        self.tensors = (input, weight, bias)
+        self.count_examples(input)
+
+    def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
+        return F.linear(*tensors), ()  # type: ignore[arg-type]
+
+    def backward(
+        self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
+    ) -> Pieces:
+        g = grads[0]
+        assert g is not None
+        x, weight = saved[0].to(g.dtype), saved[1].to(g.dtype)
+        rows = by_example(g, examples, self.axis)
+        return (
+            g @ weight if needed[0] else None,
+            OuterProducts(by_example(x, examples, self.axis), rows) if needed[1] else None,
+            bias_shares(rows) if needed[2] else None,
+        )
+
+
+@register_rule(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm)
+def matmul(input: Tensor, other: Tensor) -> Operation:
+    """x @ W with the matrix or vector W on the right; other products have no rule of their own."""
+    return RightProduct(input, other)
+
+
+class RightProduct(Operation):
+    """x @ W: the linear map by Wᵀ, so x and g change places."""
+
+    parameter_slots = frozenset({1})
+    name = "matmul"
+
+    def __init__(self, input: Tensor, other: Tensor):
+        self.tensors = (input, other)
+        self.parameter_slots = frozenset({1} if other.dim() <= 2 else ())
+        self.count_examples(input)
+
+    def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
+        return torch.matmul(*tensors), ()  # type: ignore[arg-type]
+
+    def backward(
+        self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
+    ) -> Pieces:
+        g = grads[0]
+        assert g is not None
+        x, weight = saved[0].to(g.dtype), saved[1].to(g.dtype)
+        columns = weight.view(len(weight), -1)  # a vector is one column
+        g = g if weight.dim() == 2 else g.unsqueeze(-1)
+        shares = OuterProducts(by_example(g, examples), by_example(x, examples), weight.shape)
+        return g @ columns.T if needed[0] else None, shares if needed[1] else None
+
+
+@register_rule(torch.addmm, torch.Tensor.addmm)
+class AddMM(Operation):
+    """beta·bias + alpha·x @ W, on rows (M·T, d) as GPT-2 has them."""
+
+    parameter_slots = frozenset({0, 2})
+    name = "addmm"
+
+    def __init__(self, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1):
+        self.tensors = (input, mat1, mat2)
+        self.parameter_slots = frozenset({0, 2} if input.dim() == 1 else {2})
+        self._beta, self._alpha = beta, alpha
+        self.count_examples(mat1)
+
+    def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
+        return torch.addmm(*tensors, beta=self._beta, alpha=self._alpha), ()  # type: ignore[call-overload]
+
+    def backward(
+        self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
+    ) -> Pieces:
+        g = grads[0]
+        assert g is not None
+        x, weight = saved[1].to(g.dtype), saved[2].to(g.dtype)
+        rows = by_example(g * self._alpha, examples)
+        added: Tensor | Contribution = g * self._beta
+        if saved[0].dim() == 1:
+            added = bias_shares(by_example(g * self._beta, examples))
+        return (
+            added if needed[0] else None,
+            (g @ weight.T) * self._alpha if needed[1] else None,
+            OuterProducts(rows, by_example(x, examples)) if needed[2] else None,
+        )
+
+
+def bias_shares(rows: Tensor) -> Stacked:
+    """rᵢ = Σₜ gᵢₜ from (M, T, O)."""
+    return Stacked(rows[:, 0] if rows.shape[1] == 1 else rows.sum(1))

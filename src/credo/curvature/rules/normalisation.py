@@ -1,0 +1,210 @@
+"""Normalisation layers with an affine part: y = w·x̂ + b.
+
+    weight   rᵢ = Σₚ x̂ᵢₚ gᵢₚ        bias   rᵢ = Σₚ gᵢₚ        p over what the example broadcasts
+
+x̂ is computed again from the input, never by dividing the output by w, which may be zero. With
+BatchNorm in training mode examples interact; example i's gradient is its contribution through its
+own activations. These sum to the gradient.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from credo.curvature.contribution import Contribution, Stacked
+from credo.curvature.operation import Operation, Outputs, Pieces
+from credo.curvature.rules.elementwise import Broadcast
+from credo.curvature.rules.registry import register_rule
+from credo.kernels import normalisation as kernel
+
+
+class Known(Contribution):
+    """Both sums, already computed for (M, C) shares, and the shares on request."""
+
+    def __init__(self, total: Tensor, squares: Tensor, shares: Callable[[], Tensor], examples: int):
+        self.examples = examples
+        self._sums, self._shares = (total, squares), shares
+
+    def total(self) -> Tensor:
+        return self._sums[0]
+
+    def total_and_squares(self) -> tuple[Tensor, Tensor]:
+        return self._sums
+
+    def per_example(self, start: int, stop: int) -> Tensor:
+        return self._shares()[start:stop]
+
+
+@register_rule(F.batch_norm, torch.batch_norm)
+class BatchNorm(Operation):
+    parameter_slots = frozenset({1, 2})
+    name = "batch_norm"
+
+    def __init__(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+        cudnn_enabled: bool = True,
+    ):
+        if isinstance(running_mean, torch.nn.Parameter):  # torch.batch_norm has the affine part first
+            running_mean, running_var, weight, bias = weight, bias, running_mean, running_var
+        self.tensors = (input, weight, bias)
+        self._running = (running_mean, running_var)
+        self._training, self._momentum, self._eps = training, momentum, eps
+        self.count_examples(input)
+
+    def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
+        x, weight, bias = tensors
+        assert x is not None
+        if self._training:
+            torch.nn.functional._verify_batch_size(x.size())  # type: ignore[attr-defined]
+        out, mean, invstd = torch.native_batch_norm(
+            x, weight, bias, *self._running, self._training, self._momentum, self._eps
+        )
+        if not self._training:
+            mean, var = self._running  # type: ignore[assignment]
+            invstd = (var + self._eps).rsqrt()
+        return out, (mean.detach().clone(), invstd)
+
+    def backward(
+        self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
+    ) -> Pieces:
+        x, weight, _, mean, invstd = saved
+        g = grads[0]
+        assert g is not None
+        rows = [_split_merged(t, examples) for t in (x, g)]
+        gx, *sums = kernel.batch_norm_backward(*rows, weight, mean, invstd, self._training, needed[0])
+        if gx is not None and gx.shape != x.shape:
+            gx = gx.transpose(1, 2).reshape(x.shape)
+
+        def shares(of_weight: bool) -> Callable[[], Tensor]:
+            return lambda: _channel_shares(*rows, mean, invstd, of_weight)
+
+        return (
+            gx,
+            Known(sums[0], sums[1], shares(True), examples) if needed[1] else None,
+            Known(sums[2], sums[3], shares(False), examples) if needed[2] else None,
+        )
+
+
+def _split_merged(rows: Tensor, examples: int) -> Tensor:
+    """(M·T, C) as (M, C, T), where a view had merged examples and positions."""
+    return rows if len(rows) == examples else rows.reshape(examples, -1, rows.shape[1]).transpose(1, 2)
+
+
+def _channel_shares(x: Tensor, g: Tensor, mean: Tensor, invstd: Tensor, of_weight: bool) -> Tensor:
+    if of_weight:
+        per_channel = (1, -1, *[1] * (x.dim() - 2))
+        g = g * (x - mean.view(per_channel)) * invstd.view(per_channel)
+    return g.flatten(2).sum(2) if g.dim() > 2 else g
+
+
+class AffineNorm(Operation):
+    """A norm without batch statistics, given as a function of (x, w, b); w and b may be None."""
+
+    parameter_slots = frozenset({1, 2})
+
+    def __init__(self, name: str, tensors: tuple[Tensor | None, ...], norm: Callable[..., Tensor], per_channel: bool):
+        self.name, self.tensors = name, tensors
+        self._norm, self._per_channel = norm, per_channel
+        assert tensors[0] is not None
+        self.count_examples(tensors[0])
+
+    def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
+        return self._norm(*tensors), ()
+
+    def backward(
+        self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
+    ) -> Pieces:
+        x, weight, bias = saved
+        g = grads[0]
+        assert g is not None
+        normed = self._norm(x, None, None) if needed[1] else g
+        return (
+            self._input_gradient(x, weight, bias, g) if needed[0] else None,
+            self._shares(g * normed, weight, examples) if needed[1] else None,
+            self._shares(g, bias, examples) if needed[2] else None,
+        )
+
+    def _input_gradient(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, g: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            out = self._norm(leaf, weight.detach() if weight is not None else None, None)
+            (gx,) = torch.autograd.grad(out, leaf, g.to(out.dtype))
+        return gx
+
+    def _shares(self, local: Tensor, parameter: Tensor, examples: int) -> Contribution:
+        if self._per_channel:
+            return Stacked(local.flatten(2).sum(2) if local.dim() > 2 else local)
+        local = local.reshape(examples, -1, *parameter.shape)
+        return Broadcast(local, parameter.shape)
+
+
+@register_rule(F.layer_norm, torch.layer_norm)
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Operation:
+    def norm(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+        return F.layer_norm(x, list(normalized_shape), w, b, eps)
+
+    return AffineNorm("layer_norm", (input, weight, bias), norm, per_channel=False)
+
+
+@register_rule(F.rms_norm, torch.rms_norm)
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Operation:
+    def norm(x: Tensor, w: Tensor | None, b: None) -> Tensor:
+        return F.rms_norm(x, list(normalized_shape), w, eps)
+
+    return AffineNorm("rms_norm", (input, weight, None), norm, per_channel=False)
+
+
+@register_rule(F.group_norm, torch.group_norm)
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Operation:
+    def norm(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+        return F.group_norm(x, num_groups, w, b, eps)
+
+    return AffineNorm("group_norm", (input, weight, bias), norm, per_channel=True)
+
+
+@register_rule(F.instance_norm)
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Operation:
+    first = True
+
+    def norm(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+        nonlocal first
+        running = (running_mean, running_var) if first or not use_input_stats else (None, None)
+        first = False  # the running statistics are updated by the forward pass, once
+        return F.instance_norm(x, *running, w, b, use_input_stats, momentum, eps)
+
+    return AffineNorm("instance_norm", (input, weight, bias), norm, per_channel=True)

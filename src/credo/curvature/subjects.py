@@ -1,0 +1,57 @@
+"""Whom a block watches: parameters, their names, and what else in the module is constant."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
+
+Parameters = torch.nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
+
+
+class Subjects:
+    """Parameters in order, a name for each (by id), and constants: buffers and frozen parameters."""
+
+    def __init__(self, named: list[tuple[str, Tensor]], constants: list[Tensor]):
+        self.parameters = [parameter for _, parameter in named if parameter.requires_grad]
+        self.names = {id(parameter): name for name, parameter in named}
+        frozen = [parameter for _, parameter in named if not parameter.requires_grad]
+        self.constants = [*constants, *frozen]
+
+
+def subjects_of(parameters: Parameters) -> Subjects:
+    """Reads a module, parameters() or named_parameters(); anything else is an error that says what it got."""
+    if isinstance(parameters, torch.nn.Module):
+        refuse_opaque(parameters)
+        return Subjects(list(parameters.named_parameters()), list(parameters.buffers()))
+    if isinstance(parameters, (Tensor, str, dict)) or not isinstance(parameters, Iterable):
+        raise InvalidType(
+            "parameters must be a module, model.parameters() or model.named_parameters(); "
+            f"got {type(parameters).__name__}."
+        )
+    named = [_named(k, entry) for k, entry in enumerate(parameters)]
+    if not named:
+        raise InvalidValue("parameters is empty: nothing to watch. Was a generator used up before?")
+    return Subjects(named, [])
+
+
+def refuse_opaque(module: torch.nn.Module) -> None:
+    """Compiled and scripted modules run where no operation can be seen."""
+    opaque = (torch.jit.ScriptModule, torch._dynamo.eval_frame.OptimizedModule)
+    for name, part in module.named_modules():
+        if isinstance(part, opaque):
+            kind = "scripted" if isinstance(part, torch.jit.ScriptModule) else "compiled"
+            raise UnsupportedOperation(
+                f"module {name or type(part).__name__!r} is {kind}, so its operations cannot be watched. "
+                "Pass and call the plain module (of a compiled one: module._orig_mod)."
+            )
+
+
+def _named(index: int, entry: Any) -> tuple[str, Tensor]:
+    if isinstance(entry, Tensor):
+        return f"parameter {index} of shape {tuple(entry.shape)}", entry
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and isinstance(entry[1], Tensor):
+        return entry
+    raise InvalidType(f"parameters[{index}] must be a tensor or a (name, tensor) pair; got {type(entry).__name__}.")

@@ -1,0 +1,31 @@
+"""Runs the body of a torch function written in Python, so that the operations inside it can be seen.
+
+Such a function (F.multi_head_attention_forward, say) first asks whether somebody overrides it, and
+hands itself over as a whole. What is watched are the operations in its body. Its unlocked twin is
+the same code with that question answered by no.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+_QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+def can_unlock(function: Any) -> bool:
+    return isinstance(function, FunctionType) and (function.__module__ or "").startswith("torch")
+
+
+@cache
+def unlocked(function: FunctionType) -> Callable[..., Any]:
+    """The same function, which does not offer itself for overriding."""
+    answers = {question: _no for question in _QUESTIONS if question in function.__globals__}
+    scope = {**function.__globals__, **answers}
+    twin = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
+
+
+def _no(*_: Any) -> bool:
+    return False

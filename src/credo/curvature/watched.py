@@ -1,0 +1,49 @@
+"""The autograd function that takes the place of a watched operation."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from credo.curvature.contribution import Contribution
+from credo.curvature.ledger import Use
+from credo.curvature.operation import Outputs
+
+
+class Watched(torch.autograd.Function):
+    """Runs the operation as torch does; its backward gives Σᵢ rᵢ as the gradient and notes Σᵢ rᵢ².
+
+    It stands in for torch's own node, so autograd never computes the weight gradient a second time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, use: Use, *tensors: Tensor | None) -> Outputs:
+        outputs, extras = use.operation.forward(*tensors)
+        ctx.use = use
+        ctx.save_for_backward(*tensors, *extras)
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        use: Use = ctx.use
+        needed = ctx.needs_input_grad[1:]
+        if all(grad is None for grad in grads):
+            return (None,) * (len(needed) + 1)
+        saved = ctx.saved_tensors  # a checkpoint runs its forward again here, so the block must still see it
+        with torch._C.DisableTorchFunction(), _no_autocast(saved):
+            pieces = use.operation.backward(grads, needed, use.ledger.require_pass().examples, saved)
+            received = [
+                use.ledger.receive(source, piece) if isinstance(piece, Contribution) else piece
+                for source, piece in zip(use.sources, pieces, strict=True)
+            ]
+        return None, *received
+
+
+def _no_autocast(tensors: tuple[Tensor, ...]) -> AbstractContextManager[Any]:
+    """The backward pass runs in the dtypes that the forward chose."""
+    device = next(tensor.device.type for tensor in tensors if tensor is not None)
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

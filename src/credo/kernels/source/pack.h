@@ -1,0 +1,55 @@
+// Copies of the operands in the order in which the inner loop reads them.
+#pragma once
+
+#include <cstring>
+
+#include "simd.h"
+
+namespace {
+
+// A tensor of examples, channels and places: elements from one to the next. Channels or places are adjacent.
+struct Strides {
+    int64_t example, channel, place;
+};
+
+// One example's channels, `count` of them, as [place][pitch]; lanes from `count` to `pitch` become zero.
+template <typename T>
+void pack_block(const T* from, const Strides& s, int64_t count, int64_t places, int64_t pitch, T* to) {
+    using S = Simd<T>;
+    constexpr int64_t width = S::width;
+    if (s.channel == 1) {
+        for (int64_t p = 0; p < places; ++p, from += s.place, to += pitch) {
+            for (int64_t c = 0; c < count; ++c) to[c] = from[c];
+            for (int64_t c = count; c < pitch; ++c) to[c] = 0;
+        }
+        return;
+    }
+    const int64_t squares = places / width * width;  // transposed in registers; what is left over, one by one
+    for (int64_t c = 0; c < pitch; c += width) {
+        for (int64_t p = 0; p < squares; p += width) {
+            typename S::Vector rows[width];
+            for (int64_t i = 0; i < width; ++i)
+                rows[i] = c + i < count ? S::load(from + (c + i) * s.channel + p) : typename S::Vector{};
+            transpose<width>(rows);
+            for (int64_t i = 0; i < width; ++i) S::store(to + (p + i) * pitch + c, rows[i]);
+        }
+        for (int64_t p = squares; p < places; ++p)
+            for (int64_t i = c; i < c + width; ++i) to[p * pitch + i] = i < count ? from[i * s.channel + p] : 0;
+    }
+}
+
+// One example with zeros around it, channels last: [z][y][x][channel].
+template <typename T>
+void pack_padded(const T* from, const Strides& s, int64_t channels, const int64_t size[3], const int64_t padding[3],
+                 const int64_t padded[3], T* to) {
+    memset(to, 0, sizeof(T) * padded[0] * padded[1] * padded[2] * channels);
+    for (int64_t z = 0; z < size[0]; ++z)
+        for (int64_t y = 0; y < size[1]; ++y) {
+            const T* row = from + (z * size[1] + y) * size[2] * s.place;
+            T* out = to + (((z + padding[0]) * padded[1] + y + padding[1]) * padded[2] + padding[2]) * channels;
+            for (int64_t c = 0; c < channels; ++c)
+                for (int64_t x = 0; x < size[2]; ++x) out[x * channels + c] = row[c * s.channel + x * s.place];
+        }
+}
+
+}  // namespace

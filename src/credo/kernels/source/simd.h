@@ -1,0 +1,59 @@
+// Vectors as wide as the instruction set has them, and the names that this compilation exports.
+//
+// Every source is compiled once per instruction set. All code lives in an anonymous namespace: two copies of an inline
+// function would otherwise share one name, and the linker might keep the one that an older processor cannot run. For
+// the same reason nothing from the standard library that has code of its own is used here.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#define CREDO_JOIN(a, b, c) a##_##b##_##c
+#define CREDO_NAME(isa, name) CREDO_JOIN(credo, isa, name)
+#define CREDO_EXPORT(name) extern "C" __attribute__((visibility("default"))) int64_t CREDO_NAME(CREDO_ISA, name)
+
+#define CREDO_UNROLL _Pragma("GCC unroll 64")
+#define CREDO_INLINE inline __attribute__((always_inline))
+
+namespace {
+
+#if defined(CREDO_ISA_AVX512)
+constexpr int vector_bytes = 64, registers = 32;
+#elif defined(CREDO_ISA_AVX2)
+constexpr int vector_bytes = 32, registers = 16;
+#else
+constexpr int vector_bytes = 16, registers = 16;
+#endif
+
+template <typename T>
+struct Simd {
+    static constexpr int width = vector_bytes / sizeof(T);
+    typedef T Vector __attribute__((vector_size(vector_bytes)));
+    typedef T Unaligned __attribute__((vector_size(vector_bytes), aligned(sizeof(T)), may_alias));
+
+    static CREDO_INLINE Vector load(const T* from) { return *reinterpret_cast<const Unaligned*>(from); }
+    static CREDO_INLINE void store(T* to, Vector v) { *reinterpret_cast<Unaligned*>(to) = v; }
+};
+
+template <int width, int block, typename Vector, int... lane>
+CREDO_INLINE void exchange(Vector& p, Vector& q, std::integer_sequence<int, lane...>) {
+    const Vector low = __builtin_shufflevector(p, q, ((lane & block) ? width + lane - block : lane)...);
+    q = __builtin_shufflevector(p, q, ((lane & block) ? width + lane : lane + block)...);
+    p = low;
+}
+
+// Transpose a square of vectors in registers: exchange the off-diagonal blocks of 1, 2, 4, … lanes.
+template <int width, int block = 1, typename Vector>
+CREDO_INLINE void transpose(Vector (&rows)[width]) {
+    if constexpr (block < width) {
+        CREDO_UNROLL
+        for (int i = 0; i < width; ++i)
+            if (!(i & block)) exchange<width, block>(rows[i], rows[i + block], std::make_integer_sequence<int, width>());
+        transpose<width, 2 * block>(rows);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,37 @@
+"""How good the probabilities are: pure functions of (probs, targets), in float64 inside, numbers outside.
+
+`probs` is (N, C), rows that sum to one; `targets` is (N,), class indices. What is undefined for good reasons
+is NaN (the AUROC of a model without errors) or infinite (the NLL of a true class given probability 0).
+What can only be a mistake (logits, no rows, a class that does not exist) is an error that says so.
+"""
+
+from credo.metrics.calibration import (
+    CalibrationCurve,
+    adaptive_ece,
+    calibration_curve,
+    classwise_ece,
+    ece,
+)
+from credo.metrics.ood import fpr_at_tpr, ood_auroc
+from credo.metrics.ranking import RiskCoverage, aurc, auroc, risk_coverage
+from credo.metrics.scores import accuracy, brier, entropy, nll
+from credo.metrics.streaming import RunningScores
+
+__all__ = [
+    "accuracy",
+    "nll",
+    "brier",
+    "entropy",
+    "ece",
+    "adaptive_ece",
+    "classwise_ece",
+    "calibration_curve",
+    "CalibrationCurve",
+    "auroc",
+    "aurc",
+    "risk_coverage",
+    "RiskCoverage",
+    "ood_auroc",
+    "fpr_at_tpr",
+    "RunningScores",
+]

@@ -1,0 +1,37 @@
+"""AlexNet for 32×32 images, as in the paper: no BatchNorm, one fc; 2,472,266 parameters."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from credo.models.arguments import dropout_rate, positive_int
+
+
+class AlexNet(nn.Module):
+    """conv 64@11 stride 4, pool 2, 192@5, pool 2, 384@3, 256@3, 256@3, pool 2, fc `num_classes`.
+
+    `width` is the 64 of the first convolution; the others keep their proportions to it.
+    The three pools leave one pixel of a 32×32 image, which is what the fc expects.
+    Dropout acts on every convolution, before its ReLU; the fc is the last layer and has none.
+    """
+
+    def __init__(
+        self, num_classes: int = 10, *, in_channels: int = 3, width: int = 64, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        width = positive_int("width", width)
+        self.conv1 = nn.Conv2d(positive_int("in_channels", in_channels), width, 11, stride=4, padding=5)
+        self.conv2 = nn.Conv2d(width, 3 * width, 5, padding=2)
+        self.conv3 = nn.Conv2d(3 * width, 6 * width, 3, padding=1)
+        self.conv4 = nn.Conv2d(6 * width, 4 * width, 3, padding=1)
+        self.conv5 = nn.Conv2d(4 * width, 4 * width, 3, padding=1)
+        self.fc = nn.Linear(4 * width, positive_int("num_classes", num_classes))
+        self.dropout = nn.Dropout(dropout_rate(dropout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.dropout(self.conv1(x))), 2)  # maps of 8 → 4
+        x = F.max_pool2d(F.relu(self.dropout(self.conv2(x))), 2)  # 4 → 2
+        x = F.relu(self.dropout(self.conv3(x)))
+        x = F.relu(self.dropout(self.conv4(x)))
+        x = F.max_pool2d(F.relu(self.dropout(self.conv5(x))), 2)  # 2 → 1
+        logits: Tensor = self.fc(x.flatten(1))
+        return logits

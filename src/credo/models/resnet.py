@@ -1,0 +1,97 @@
+"""ResNet-18 with the ImageNet stem, which the paper also uses on CIFAR-10, or with a 3×3 stem.
+
+Names in the state dict are those of torchvision's ResNet-18, so that its weights load where shapes agree.
+"""
+
+from collections import OrderedDict
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from credo.errors import InvalidValue
+from credo.models.arguments import dropout_rate, positive_int
+
+Stem = Literal["imagenet", "cifar"]
+
+
+class BasicBlock(nn.Module):
+    """relu(bn(conv(relu(bn(conv(x))))) + shortcut(x)), dropout between every conv and its bn."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = shortcut(inputs, outputs, stride, dropout)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.dropout(self.conv1(x))))
+        out = self.bn2(self.dropout(self.conv2(out)))
+        return F.relu(out + self.downsample(x))
+
+
+class ResNet18(nn.Module):
+    """Four stages of two blocks, of `width`, 2, 4 and 8 times `width` channels, BatchNorm after every conv.
+
+    `stem="imagenet"`: 7×7 stride 2 and a max-pool, 11,181,642 parameters for 10 classes, also on 32×32 images
+    in the paper. `stem="cifar"`: 3×3 stride 1 and no pool, today's choice for 32×32 images:
+    slower, more accurate. `width=16` is a size two CPU cores can train.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        *,
+        stem: Stem = "imagenet",
+        width: int = 64,
+        in_channels: int = 3,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        width, dropout = positive_int("width", width), dropout_rate(dropout)
+        self.stem: Stem = stem
+        self.conv1 = stem_convolution(stem, positive_int("in_channels", in_channels), width)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = stage(width, width, 1, dropout)
+        self.layer2 = stage(width, 2 * width, 2, dropout)
+        self.layer3 = stage(2 * width, 4 * width, 2, dropout)
+        self.layer4 = stage(4 * width, 8 * width, 2, dropout)
+        self.fc = nn.Linear(8 * width, positive_int("num_classes", num_classes))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.dropout(self.conv1(x))))
+        if self.stem == "imagenet":
+            x = F.max_pool2d(x, 3, stride=2, padding=1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        x = F.adaptive_avg_pool2d(x, 1).flatten(1)
+        logits: Tensor = self.fc(x)
+        return logits
+
+
+def stem_convolution(stem: Stem, inputs: int, width: int) -> nn.Conv2d:
+    if stem == "imagenet":
+        return nn.Conv2d(inputs, width, 7, stride=2, padding=3, bias=False)
+    if stem == "cifar":
+        return nn.Conv2d(inputs, width, 3, padding=1, bias=False)
+    raise InvalidValue(f"stem={stem!r} is unknown; give 'imagenet' (7×7, stride 2, pool) or 'cifar' (3×3)")
+
+
+def stage(inputs: int, outputs: int, stride: int, dropout: float) -> nn.Sequential:
+    return nn.Sequential(
+        BasicBlock(inputs, outputs, stride, dropout), BasicBlock(outputs, outputs, 1, dropout)
+    )
+
+
+def shortcut(inputs: int, outputs: int, stride: int, dropout: float) -> nn.Module:
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    conv = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers["0"] = conv
+    layers["dropout"] = nn.Dropout(dropout)  # a name, so that conv and bn keep torchvision's numbers
+    layers["1"] = nn.BatchNorm2d(outputs)
+    return nn.Sequential(layers)

@@ -1,0 +1,18 @@
+"""Gaussian posteriors over named weights: what is known about a network after training, apart from any optimiser."""
+
+from credo.posterior.base import Posterior, Prior, Weights
+from credo.posterior.diagonal import DiagonalPosterior
+from credo.posterior.elbo import Elbo, elbo
+from credo.posterior.files import load_posterior
+from credo.posterior.registry import register_kind
+
+__all__ = [
+    "DiagonalPosterior",
+    "Elbo",
+    "Posterior",
+    "Prior",
+    "Weights",
+    "elbo",
+    "load_posterior",
+    "register_kind",
+]

@@ -1,0 +1,104 @@
+"""The protocol of every posterior: moments, draws, exact divergences, and a file."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from os import PathLike
+from typing import ClassVar, TypeAlias, Union, final
+
+import torch
+from torch import Tensor
+
+from credo.posterior.files import save_posterior
+
+Weights: TypeAlias = dict[str, Tensor]
+Prior: TypeAlias = Union[float, "Posterior"]  # a precision δ, meaning N(0, 1/δ), or another posterior
+
+
+class Posterior(ABC):
+    """q(w), a Gaussian over a model's weights, which it knows by name only.
+
+    A concrete posterior is final and decorated with `register_kind`. It owns its tensors (detached copies)
+    and is not meant to be changed: `mean` and `variance` are to be read. Some names may be deterministic
+    (normalisation layers): they have a mean and zero variance, every sample holds their mean, and they are
+    no part of `kl`, `entropy` and `log_prob`.
+    """
+
+    kind: ClassVar[str]  # how files name the class
+
+    @property
+    @abstractmethod
+    def mean(self) -> Weights:
+        """μ by parameter name."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> Weights:
+        """The marginal variances σ² by parameter name; zero for deterministic names."""
+
+    @property
+    @abstractmethod
+    def deterministic(self) -> frozenset[str]:
+        """The names that carry no uncertainty."""
+
+    @property
+    @abstractmethod
+    def metadata(self) -> dict[str, object]:
+        """Where the posterior comes from (method, data_size, tempering, ...), as JSON can hold it; a copy."""
+
+    @abstractmethod
+    def sample_many(self, generator: torch.Generator | None, n: int) -> Weights:
+        """n draws, stacked along a new first dimension.
+
+        Drawing n at once, or in any split, gives the same weights bit for bit: draws are consecutive in the stream.
+        """
+
+    @abstractmethod
+    def kl(self, prior: Prior) -> Tensor:
+        """KL(q‖p) in nats, exact, summed over all weights; a float64 scalar."""
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """−E_q[log q(w)] in nats; a float64 scalar."""
+
+    @abstractmethod
+    def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """log q(w); a float64 scalar. `weights` holds every name that is not deterministic."""
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> "Posterior":
+        """The same posterior on another device; independent of this one."""
+
+    @abstractmethod
+    def dense_covariance(self, name: str) -> Tensor:
+        """The covariance of vec([W b]), column-stacked, of a small layer: the truth tests compare with.
+
+        `name` is a layer (`"fc"`: its weight, and its bias if there is one) or one parameter (`"fc.weight"`).
+        """
+
+    @abstractmethod
+    def tensors(self) -> Weights:
+        """All that a file must hold, in an order that matters."""
+
+    @classmethod
+    @abstractmethod
+    def from_tensors(cls, tensors: Weights, metadata: Mapping[str, object]) -> "Posterior":
+        """The inverse of `tensors`."""
+
+    @property
+    @final
+    def device(self) -> torch.device:
+        return next(iter(self.mean.values())).device
+
+    @final
+    def sample(self, generator: torch.Generator | None = None) -> Weights:
+        """One draw w ~ q by parameter name, in tensors of its own.
+
+        The generator lives on the posterior's device. Without one, a private generator of this posterior is
+        used: seeded 0 when the posterior is made and advanced by every such draw. The global one never is.
+        """
+        return {name: stacked[0] for name, stacked in self.sample_many(generator, 1).items()}
+
+    @final
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a safetensors file that `credo.load_posterior` verifies; the old file stays until the new is safe."""
+        save_posterior(path, self.kind, self.tensors(), self.metadata)

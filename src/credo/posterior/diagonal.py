@@ -1,0 +1,183 @@
+"""The mean-field Gaussian: q(w) = Π N(wⱼ; μⱼ, σⱼ²). What VOGN, OGN, IVON and Bayes by Backprop leave."""
+
+from collections.abc import Mapping
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from credo.errors import InvalidValue, UnsupportedOperation
+from credo.posterior import gaussian
+from credo.posterior.arguments import json_copy, mismatches, named_tensors, positive
+from credo.posterior.base import Posterior, Prior, Weights
+from credo.posterior.noise import check_generator, standard_normal
+from credo.posterior.registry import register_kind
+
+
+@final
+@register_kind
+class DiagonalPosterior(Posterior):
+    """N(μ, diag σ²) by parameter name, in float32 or wider.
+
+    A name that `variance` lacks, or for which it is zero throughout, is deterministic; elsewhere every
+    variance is positive and finite. The order of the names in `mean` is the order in which draws use the
+    random stream, so it is kept in files.
+    """
+
+    kind: ClassVar[str] = "diagonal"
+
+    def __init__(
+        self,
+        mean: Mapping[str, Tensor],
+        variance: Mapping[str, Tensor],
+        metadata: Mapping[str, object] | None = None,
+    ) -> None:
+        self._mean = named_tensors("mean", mean)
+        self._variance = _random_part(named_tensors("variance", variance))
+        self._metadata = json_copy("metadata", metadata or {})
+        self._own: torch.Generator | None = None
+        _check_moments(self._mean, self._variance)
+
+    @property
+    def mean(self) -> Weights:
+        return dict(self._mean)
+
+    @property
+    def variance(self) -> Weights:
+        return {
+            name: self._variance[name] if name in self._variance else mean.new_zeros(()).expand(mean.shape)
+            for name, mean in self._mean.items()
+        }
+
+    @property
+    def deterministic(self) -> frozenset[str]:
+        return frozenset(self._mean.keys() - self._variance.keys())
+
+    @property
+    def metadata(self) -> dict[str, object]:
+        return json_copy("metadata", self._metadata)
+
+    def sample_many(self, generator: torch.Generator | None, n: int) -> Weights:
+        """w = μ + σ·ε, with one row of ε per draw; names in the order of `mean`."""
+        generator = check_generator(self._own_generator() if generator is None else generator, self.device)
+        width = sum(variance.numel() for variance in self._variance.values())
+        noise, start, draws = standard_normal(generator, n, width, self._noise_dtype(), self.device), 0, {}
+        for name, mean in self._mean.items():
+            if name in self._variance:
+                part = noise[:, start : start + mean.numel()].view(n, *mean.shape)
+                draws[name] = part.mul_(self._variance[name].sqrt()).add_(mean).to(mean.dtype)
+                start += mean.numel()
+            else:
+                draws[name] = mean.expand(n, *mean.shape).clone()
+        return draws
+
+    def kl(self, prior: Prior) -> Tensor:
+        """Σⱼ ½(rⱼ − 1 − log rⱼ + (μⱼ−μ₀ⱼ)²/σ₀ⱼ²), r = σ²/σ₀²; p = N(0, 1/δ) when `prior` is a number δ."""
+        if not isinstance(prior, Posterior):
+            return self._kl_to_precision(positive("prior", prior))
+        if not isinstance(prior, DiagonalPosterior):
+            raise UnsupportedOperation(
+                f"the KL from a diagonal posterior to a {type(prior).__name__} is not known here;"
+                " use DiagonalPosterior(prior.mean, prior.variance)"
+            )
+        self._check_same_weights("prior", prior._variance)
+        there = prior.to(self.device)
+        terms = (
+            gaussian.kl_terms(self._mean[name], variance, there._mean[name], there._variance[name])
+            for name, variance in self._variance.items()
+        )
+        return gaussian.total(terms, self.device)
+
+    def entropy(self) -> Tensor:
+        return gaussian.total(map(gaussian.entropy_terms, self._variance.values()), self.device)
+
+    def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
+        self._check_same_weights(
+            "weights", {name: value for name, value in weights.items() if name not in self.deterministic}
+        )
+        terms = (
+            gaussian.log_prob_terms(weights[name].to(self.device), self._mean[name], variance)
+            for name, variance in self._variance.items()
+        )
+        return gaussian.total(terms, self.device)
+
+    def to(self, device: torch.device | str) -> "DiagonalPosterior":
+        mean, variance = (
+            {name: tensor.to(device) for name, tensor in part.items()} for part in (self._mean, self._variance)
+        )
+        return DiagonalPosterior(mean, variance, self._metadata)
+
+    def dense_covariance(self, name: str) -> Tensor:
+        parts = [part for part in (name, f"{name}.weight", f"{name}.bias") if part in self._mean]
+        if not parts:
+            raise InvalidValue(f"no layer or parameter is called {name!r}; there are {', '.join(self._mean)}")
+        blocks = [_as_matrix(self.variance[part]) for part in parts]  # [W b]: a bias is one more column
+        return torch.cat(blocks, dim=1).T.reshape(-1).diag()
+
+    def tensors(self) -> Weights:
+        mean = {f"mean/{name}": tensor for name, tensor in self._mean.items()}
+        return mean | {f"variance/{name}": tensor for name, tensor in self._variance.items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Weights, metadata: Mapping[str, object]) -> "DiagonalPosterior":
+        mean, variance = (
+            {key.removeprefix(part): tensor for key, tensor in tensors.items() if key.startswith(part)}
+            for part in ("mean/", "variance/")
+        )
+        return cls(mean, variance, metadata)
+
+    def __repr__(self) -> str:
+        weights = sum(variance.numel() for variance in self._variance.values())
+        return (
+            f"DiagonalPosterior({weights:,} weights in {len(self._variance)} tensors,"
+            f" {len(self.deterministic)} deterministic tensors, {self._metadata})"
+        )
+
+    def _own_generator(self) -> torch.Generator:
+        if self._own is None:
+            self._own = torch.Generator(self.device).manual_seed(0)
+        return self._own
+
+    def _noise_dtype(self) -> torch.dtype:
+        wide = any(mean.dtype == torch.float64 for mean in self._mean.values())
+        return torch.float64 if wide else torch.float32
+
+    def _kl_to_precision(self, precision: float) -> Tensor:
+        mean, variance = (torch.tensor(v, dtype=torch.float64, device=self.device) for v in (0.0, 1 / precision))
+        terms = (
+            gaussian.kl_terms(self._mean[name], own, mean, variance) for name, own in self._variance.items()
+        )
+        return gaussian.total(terms, self.device)
+
+    def _check_same_weights(self, argument: str, other: Mapping[str, Tensor]) -> None:
+        wrong = mismatches({name: v.shape for name, v in self._variance.items()}, other)
+        if wrong:
+            raise InvalidValue(f"{argument} and the posterior hold different weights: {wrong}")
+
+
+def _as_matrix(tensor: Tensor) -> Tensor:
+    """(out, all the rest); a vector is one column."""
+    return tensor.reshape(1, 1) if tensor.dim() == 0 else tensor.reshape(tensor.shape[0], -1)
+
+
+def _random_part(variance: Weights) -> Weights:
+    return {name: tensor for name, tensor in variance.items() if tensor.numel() == 0 or bool(tensor.any())}
+
+
+def _check_moments(mean: Weights, variance: Weights) -> None:
+    if not mean:
+        raise InvalidValue("mean is empty; a posterior holds at least one tensor")
+    devices = {tensor.device for tensor in [*mean.values(), *variance.values()]}
+    if len(devices) > 1:
+        raise InvalidValue(f"mean and variance lie on several devices ({devices}); move them to one")
+    wrong = mismatches({name: mean[name].shape for name in variance if name in mean}, variance)
+    if wrong:
+        raise InvalidValue(f"mean and variance do not fit: {wrong}")
+    for name, tensor in mean.items():
+        if not bool(tensor.isfinite().all()):
+            raise InvalidValue(f"mean of {name!r} is not finite")
+    for name, tensor in variance.items():
+        if not bool((tensor.isfinite() & (tensor > 0)).all()):
+            raise InvalidValue(f"variance of {name!r} is not positive and finite everywhere; leave it out if certain")
+
+

@@ -1,0 +1,67 @@
+"""The objective itself: −N·E_q[ℓ̄(w)] − τ·KL(q‖p), ℓ̄ the mean loss over examples."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from credo.errors import InvalidType, InvalidValue
+from credo.posterior.arguments import positive, whole
+from credo.posterior.base import Posterior, Prior
+from credo.posterior.stand_in import StandIn
+
+
+@dataclass(frozen=True)
+class Elbo:
+    """The three numbers, in nats over the whole data set, and how sure the first one is."""
+
+    expected_nll: float  # N·E_q[ℓ̄], estimated from the samples
+    kl: float  # KL(q‖p), exact, not yet multiplied by τ
+    elbo: float  # −expected_nll − τ·kl
+    standard_error: float  # of expected_nll; infinite for one sample
+
+
+def elbo(
+    model: nn.Module,
+    posterior: Posterior,
+    loss: Callable[[nn.Module], Tensor],
+    *,
+    data_size: int,  # N
+    prior: Prior = 1.0,  # a precision δ, meaning N(0, 1/δ), or a posterior
+    tempering: float = 1.0,  # τ
+    samples: int = 10,
+    seed: int = 0,
+) -> Elbo:
+    """Estimate the tempered evidence lower bound of a loss.
+
+    `loss` is called with a stand-in for the model, in eval mode and with sampled weights, and returns the
+    mean loss over examples: `lambda model: F.cross_entropy(model(x), y)`. The model is never touched.
+    """
+    total, weight = whole("data_size", data_size, at_least=1), positive("tempering", tempering)
+    kl = float(posterior.kl(prior))
+    losses = list(_losses(StandIn(model), posterior, loss, whole("samples", samples, 1), whole("seed", seed, 0)))
+    nll = total * statistics.fmean(losses)
+    error = total * statistics.stdev(losses) / math.sqrt(samples) if samples > 1 else math.inf
+    return Elbo(expected_nll=nll, kl=kl, elbo=-nll - weight * kl, standard_error=error)
+
+
+def _losses(
+    stand_in: StandIn, posterior: Posterior, loss: Callable[[nn.Module], Tensor], samples: int, seed: int
+) -> Iterator[float]:
+    stand_in.check(posterior.mean)
+    generator = torch.Generator(posterior.device).manual_seed(seed)
+    for _ in range(samples):
+        stand_in.load(stand_in.placed(posterior.sample(generator)))
+        with torch.no_grad():
+            yield _scalar(loss(stand_in.module))
+
+
+def _scalar(loss: object) -> float:
+    if not isinstance(loss, Tensor):
+        raise InvalidType(f"loss must return the mean loss as a tensor, got {type(loss).__name__}")
+    if loss.numel() != 1:
+        raise InvalidValue(f"loss must return the mean over examples, one number; got shape {tuple(loss.shape)}")
+    return float(loss)

@@ -1,0 +1,101 @@
+"""A private double of a model, in eval mode, whose weights can be set while the model itself is never touched.
+
+`torch.func.functional_call` swaps the weights inside the model for the time of a call, and `model.eval()`
+flips its flags: another thread, a hook or an interrupt can see either. The double has module objects of its
+own and shares the parameters' memory, so making it costs microseconds a module and no copy of the weights.
+"""
+
+from collections.abc import Mapping, MutableMapping, MutableSequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from credo.errors import CallOrderError, InvalidType, InvalidValue, UnsupportedOperation
+from credo.posterior.arguments import SHOWN
+from credo.posterior.double import Doubles
+
+WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before every name
+Slot: TypeAlias = tuple[MutableMapping[str, object] | MutableSequence[object], str | int]
+
+
+class StandIn:
+    """`stand_in.module` is called like the model; `load` sets some or all of its parameters and buffers.
+
+    Training flags are False, buffers are copies, hooks are the model's own. A compiled or parallel wrapper is
+    taken off: its double is that of the model inside.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        inner = _unwrapped(model)
+        _refuse_what_cannot_be_doubled(inner)
+        doubles = Doubles(inner)
+        self.module: nn.Module = doubles.root
+        self.like = _named(inner)
+        self._slots = {name: doubles.slots[id(tensor)] for name, tensor in self.like.items()}
+
+    @property
+    def device(self) -> torch.device | None:
+        """The one device of the parameters; None if there are several, or none."""
+        devices = {parameter.device for parameter in self.like.values()}
+        return devices.pop() if len(devices) == 1 else None
+
+    def own_name(self, name: str) -> str:
+        """The model's name for what a posterior of the wrapped model calls `name`."""
+        while name not in self.like:
+            prefix = next((p for p in WRAPPERS if name.startswith(p)), None)
+            if prefix is None:
+                break
+            name = name.removeprefix(prefix)
+        return name
+
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """Refuse names that the model lacks and shapes that differ; weights the model has beyond these are its own."""
+        wrong = []
+        for name, tensor in weights.items():
+            own = self.like.get(self.own_name(name))
+            if own is None:
+                wrong.append(f"the model has no {name!r}")
+            elif own.shape != tensor.shape:
+                wrong.append(f"{name!r} is {tuple(tensor.shape)} in the posterior, {tuple(own.shape)} in the model")
+        if wrong:
+            more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+            raise InvalidValue(
+                f"the posterior does not fit the model: {', '.join(wrong[:SHOWN])}{more};"
+                " build the model exactly as it was trained"
+            )
+
+    def placed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights under the model's names, in its dtypes and on its devices."""
+        named = {self.own_name(name): tensor for name, tensor in weights.items()}
+        return {name: t.to(self.like[name].device, self.like[name].dtype) for name, t in named.items()}
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Put tensors wherever the double holds these weights: tied ones and flattened lists included."""
+        for name, tensor in weights.items():
+            for container, key in self._slots[name]:
+                container[key] = tensor  # type: ignore[index]
+
+
+def _named(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _unwrapped(model: object) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    return model
+
+
+def _refuse_what_cannot_be_doubled(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedOperation(
+                f"module {name!r} is scripted ({type(module).__name__}) and its weights cannot be replaced;"
+                " use the model it was scripted from"
+            )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise CallOrderError(f"parameter {name!r} is lazy and has no shape yet; run one forward first")

@@ -1,0 +1,181 @@
+"""The promises about the code itself: who imports whom, what is never called, how long importing takes."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "credo"
+
+# Left never imports right. Names in one group stand beside each other.
+ORDER = [
+    {"errors"},
+    {"kernels"},
+    {"curvature"},
+    {"posterior"},
+    {"optim", "distributed"},
+    {"predict"},
+    {"metrics"},
+    {"models", "data"},
+    {"experiments"},
+    {"cli"},
+]
+RANK = {name: rank for rank, group in enumerate(ORDER) for name in group}
+
+FORBIDDEN_CALLS = {
+    "eval",
+    "exec",
+    "pickle.load",
+    "pickle.loads",
+    "yaml.load",
+    "torch.manual_seed",
+    "torch.random.manual_seed",
+    "os.system",
+}
+FORBIDDEN_METHODS = {"extractall"}
+FORBIDDEN_ARGUMENTS = {("weights_only", False), ("shell", True)}
+
+LINE_LIMIT = 300
+LONGER_WITH_REASON: dict[str, str] = {}  # path: why it is better whole
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+LENGTH_CHECKED = sorted(
+    path
+    for folder in ("src", "tests", "benchmarks", "examples")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".py", ".cpp", ".h"}
+)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def part_of(module: str) -> str:
+    """The part of the package a dotted name lies in: `credo.optim.vogn` → `optim`; `credo` → nothing."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_modules(tree: ast.AST, path: Path) -> Iterator[str]:
+    """Absolute names of all that is imported anywhere in the file, inside functions too."""
+    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def is_within_package(module: str) -> bool:
+    return module.split(".")[0] == "credo"
+
+
+def wrong_imports(source: str, path: Path) -> list[str]:
+    here = part_of(module_of(path))
+    found = [name for name in imported_modules(ast.parse(source), path) if is_within_package(name)]
+    return [name for name in found if RANK.get(part_of(name), len(ORDER)) > RANK[here]]
+
+
+def forbidden(source: str) -> list[str]:
+    """What the file calls or imports that nothing in the package may."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in FORBIDDEN_CALLS or called.rpartition(".")[2] in FORBIDDEN_METHODS:
+                found.append(f"line {node.lineno}: {called}(...)")
+            for keyword in node.keywords:
+                value = getattr(keyword.value, "value", None)
+                if any(keyword.arg == name and value is bad for name, bad in FORBIDDEN_ARGUMENTS):
+                    found.append(f"line {node.lineno}: {keyword.arg}={value}")
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            found += [f"line {node.lineno}: import {name}" for name in names if "torchvision" in name]
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p != PACKAGE / "__init__.py"], ids=name_of)
+def test_left_never_imports_right(path: Path) -> None:
+    here = part_of(module_of(path))
+    assert here in RANK, f"credo.{here} is new: say in ORDER where it stands"
+    assert wrong_imports(path.read_text(), path) == []
+
+
+def test_the_import_reader_sees_through_relative_and_local_imports() -> None:
+    path = PACKAGE / "posterior" / "diagonal.py"
+    assert wrong_imports("def f():\n    from ..optim import vogn", path) == ["credo.optim.vogn"]
+    assert wrong_imports("from ..errors import InvalidValue\nfrom . import files\nimport torch", path) == []
+    assert wrong_imports("from credo import VOGN", path) == ["credo.VOGN"]
+    assert wrong_imports("import credo.cli", path) == ["credo.cli"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_nothing_forbidden_is_called(path: Path) -> None:
+    assert forbidden(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "eval('1')",
+        "torch.load(f, weights_only=False)",
+        "pickle.load(f)",
+        "archive.extractall()",
+        "run('ls', shell=True)",
+        "import torchvision.transforms",
+        "from torchvision import models",
+        "torch.manual_seed(0)",
+    ],
+)
+def test_the_forbidden_is_recognised(source: str) -> None:
+    assert len(forbidden(source)) == 1
+
+
+def test_what_looks_like_the_forbidden_is_allowed() -> None:
+    source = "model.eval(); torch.load(f, weights_only=True); json.load(f); generator.manual_seed(0)"
+    assert forbidden(source) == []
+
+
+@pytest.mark.parametrize("path", LENGTH_CHECKED, ids=name_of)
+def test_files_stay_short(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= LINE_LIMIT or name_of(path) in LONGER_WITH_REASON, f"{lines} lines: split it"
+
+
+IMPORT_PROBE = """
+import sys, time, torch
+before = set(sys.modules)
+start = time.perf_counter()
+import credo
+print(time.perf_counter() - start)
+print(*{name.partition(".")[0] for name in set(sys.modules) - before})
+"""
+
+
+def probe_import() -> tuple[float, set[str]]:
+    """Seconds that `import credo` adds to `import torch`, and the packages it brings, in a new process."""
+    output = subprocess.run(
+        [sys.executable, "-c", IMPORT_PROBE], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.splitlines()
+    return float(output[0]), set(output[1].split())
+
+
+def test_import_is_light() -> None:
+    seconds, packages = probe_import()
+    heavy = {"sympy", "rich", "matplotlib", "tyro", "tensorboard", "sklearn", "scipy", "pandas", "lightning"}
+    assert packages & heavy == set()
+    for _ in range(3):  # the machine may be busy: the best of a few says what the code itself costs
+        if seconds <= 0.3:
+            return
+        seconds = min(seconds, probe_import()[0])
+    assert seconds <= 0.3
