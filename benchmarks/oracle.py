@@ -38,10 +38,12 @@ def linear(module: nn.Linear, x: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 
 def conv(module: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One group per example."""
-    examples, shared = x.reshape(1, -1, *x.shape[2:]), weight.flatten(0, 1)
-    out = F.conv2d(examples, shared, None, module.stride, module.padding, module.dilation, groups=len(x))
-    out = out.view(len(x), -1, *out.shape[2:])
+    def one(example: Tensor, own: Tensor) -> Tensor:
+        return F.conv2d(
+            example[None], own, None, module.stride, module.padding, module.dilation, module.groups
+        )
+
+    out = torch.cat([one(example, own) for example, own in zip(x, weight, strict=True)])
     return out if bias is None else out + bias[:, :, None, None]
 
 

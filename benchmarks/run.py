@@ -9,7 +9,6 @@ import argparse
 import gc
 import os
 import platform
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,14 +16,13 @@ import torch
 from torch import Tensor
 
 import credo
-
 from benchmarks.cases import CASES, Case
 from benchmarks.contender import Contender, Running, short_reason
 from benchmarks.memory import peak_megabytes
 from benchmarks.oracle import relative_error, true_squares
 from benchmarks.peers import ignore_warnings_of_peers
 from benchmarks.registry import BASELINE, CONTENDERS, find_case, find_contender
-from benchmarks.table import Row, markdown, plain_text, write_json
+from benchmarks.table import Row, block, heading, markdown, write_json
 from benchmarks.timing import Times, measure, quartiles
 
 
@@ -36,8 +34,12 @@ def main() -> None:
     machine = this_machine()
     print(", ".join(f"{key} {value}" for key, value in machine.items()), flush=True)
     contenders = [find_contender(name) for name in options.contenders]
-    rows = [row for name in options.cases for row in measure_case(find_case(name), contenders, options)]
-    print("\n" + plain_text(rows))
+    print(heading(), flush=True)
+    rows: list[Row] = []
+    for case in map(find_case, options.cases):
+        measured = measure_case(case, contenders, options)
+        print(block(case.title, measured), flush=True)
+        rows += measured
     if options.json:
         write_json(options.json, machine, rows)
     if options.markdown:
@@ -82,7 +84,6 @@ def parse() -> argparse.Namespace:
 
 
 def measure_case(case: Case, contenders: list[Contender], options: argparse.Namespace) -> list[Row]:
-    print(f"{case.title} …", file=sys.stderr, flush=True)
     rows = {contender.name: Row(case.title, contender.title) for contender in contenders}
     running = start(case, contenders, rows)
     if options.check:

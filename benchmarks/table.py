@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 HEADERS = ("", "/ Adam", "quartiles", "ms", "peak MB", "Σg² error")
+WIDTHS = (29, 6, 11, 7, 7, 11)
 WRONG = 1e-6  # relative, in float64
 
 
@@ -48,21 +49,21 @@ def number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def plain_text(rows: Sequence[Row]) -> str:
-    full = [HEADERS, *(row.cells() for row in rows if row.problem is None)]
-    widths = [max(len(cells[i]) for cells in full) for i in range(len(HEADERS))]
-    widths[0] = max(len(row.contender) for row in rows)
-    lines = [aligned(HEADERS, widths)]
-    for case, members in by_case(rows):
-        lines += ["", case, *(aligned(row.cells(), widths) for row in members)]
-    return "\n".join(lines)
+def heading() -> str:
+    return aligned(HEADERS)
 
 
-def aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    if len(cells) == 2:  # a reason takes the place of all numbers
-        return f"  {cells[0]:<{widths[0]}}  {cells[1]}"
-    numbers = (f"{cell:>{width}}" for cell, width in zip(cells[1:], widths[1:], strict=True))
-    return f"  {cells[0]:<{widths[0]}}  " + "  ".join(numbers)
+def block(case: str, rows: Sequence[Row]) -> str:
+    """One case of the plain table, which can be printed before the next case is measured."""
+    return "\n".join(["", case, *(aligned(row.cells()) for row in rows)])
+
+
+def aligned(cells: Sequence[str]) -> str:
+    first, *others = cells
+    if len(others) == 1:  # a reason takes the place of all numbers
+        return f"  {first:<{WIDTHS[0]}}  {others[0]}"
+    numbers = (f"{cell:>{width}}" for cell, width in zip(others, WIDTHS[1:], strict=True))
+    return f"  {first:<{WIDTHS[0]}}  " + "  ".join(numbers)
 
 
 def markdown(rows: Sequence[Row]) -> str:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 BLOCK_SECONDS = 0.06  # short steps are repeated until a measurement lasts about this long
-WARM_UP_STEPS, WARM_UP_SECONDS = 5, 1.0
+WARM_UP_STEPS, WARM_UP_SECONDS = 5, 0.5
 COMMON_ROUNDS = 3  # everybody takes part in these
-SLOW = 4.0  # times the baseline: who is slower leaves after the common rounds, or nobody else had time
+SLOW = 2.5  # times the baseline: who is slower leaves after the common rounds, or nobody else had time
 
 Step = Callable[[], object]
 

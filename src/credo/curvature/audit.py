@@ -75,6 +75,8 @@ def _count_examples(uses: list[Use], ledger: Ledger, declared: int | None) -> in
         return 0
     first = min(uses, key=lambda use: use.order).operation
     examples = declared if declared is not None else first.merged_from or first.lead
+    if examples == 0:
+        raise InvalidValue("the batch is empty: it has no examples, so no gradient. Skip it.")
     for use in uses:
         operation = use.operation
         fits = operation.lead == examples or operation.merged_from == examples

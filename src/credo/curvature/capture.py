@@ -40,11 +40,12 @@ def capture(
         raise InvalidValue(f"scale must be a positive number, what the loss was multiplied by; got {scale!r}.")
     if examples is not None and (not isinstance(examples, int) or examples < 1):
         raise InvalidValue(f"examples must be the number of examples in the batch, at least 1; got {examples!r}.")
-    return _block(subjects_of(parameters), reduction, scale, examples)
+    return watching(subjects_of(parameters), reduction, scale, examples)
 
 
 @contextmanager
-def _block(subjects: Subjects, reduction: str, scale: float, examples: int | None) -> Iterator[Statistics]:
+def watching(subjects: Subjects, reduction: str, scale: float, examples: int | None) -> Iterator[Statistics]:
+    """`capture` for arguments that are known to be good."""
     interception = Interception(subjects, examples)
     try:
         with interception:

@@ -73,6 +73,9 @@ class Interception(TorchFunctionMode):
         if operation is None or not self._fits(operation):
             shared = [self._provenance.source(tensor) is not None for tensor in tensors]
             operation = Generic(func, args, kwargs, shared)
+            result, differentiable = operation.run()
+            if not differentiable:  # a comparison, a shape
+                return result
         if self._examples_second:
             operation.axis, operation.lead, operation.merged_from = 1, self._examples_second, None
         sources = tuple(self._provenance.source(tensor) for tensor in operation.tensors)

@@ -33,9 +33,10 @@ class Watched(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         if all(grad is None for grad in grads):
             return (None,) * (len(needed) + 1)
+        examples = use.ledger.require_pass().examples
         saved = ctx.saved_tensors  # a checkpoint runs its forward again here, so the block must still see it
         with torch._C.DisableTorchFunction(), _no_autocast(saved):
-            pieces = use.operation.backward(grads, needed, use.ledger.require_pass().examples, saved)
+            pieces = use.operation.backward(grads, needed, examples, saved)
             received = [
                 use.ledger.receive(source, piece) if isinstance(piece, Contribution) else piece
                 for source, piece in zip(use.sources, pieces, strict=True)

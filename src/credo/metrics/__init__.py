@@ -12,6 +12,7 @@ from credo.metrics.calibration import (
     classwise_ece,
     ece,
 )
+from credo.metrics.evaluate import evaluate
 from credo.metrics.ood import fpr_at_tpr, ood_auroc
 from credo.metrics.ranking import RiskCoverage, aurc, auroc, risk_coverage
 from credo.metrics.scores import accuracy, brier, entropy, nll
@@ -34,4 +35,5 @@ __all__ = [
     "ood_auroc",
     "fpr_at_tpr",
     "RunningScores",
+    "evaluate",
 ]

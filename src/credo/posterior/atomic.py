@@ -11,7 +11,9 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     On any error the old file is intact, the temporary one is gone, and an OSError names `path`.
     """
-    temporary = path.parent / f".{secrets.token_hex(8)}.tmp"  # short: a long name plus a suffix may be too long
+    temporary = (
+        path.parent / f".{secrets.token_hex(8)}.tmp"
+    )  # short: a long name plus a suffix may be too long
     try:
         try:
             _write_durably(temporary, data)

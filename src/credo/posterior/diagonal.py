@@ -103,7 +103,8 @@ class DiagonalPosterior(Posterior):
 
     def to(self, device: torch.device | str) -> "DiagonalPosterior":
         mean, variance = (
-            {name: tensor.to(device) for name, tensor in part.items()} for part in (self._mean, self._variance)
+            {name: tensor.to(device) for name, tensor in part.items()}
+            for part in (self._mean, self._variance)
         )
         return DiagonalPosterior(mean, variance, self._metadata)
 
@@ -143,7 +144,9 @@ class DiagonalPosterior(Posterior):
         return torch.float64 if wide else torch.float32
 
     def _kl_to_precision(self, precision: float) -> Tensor:
-        mean, variance = (torch.tensor(v, dtype=torch.float64, device=self.device) for v in (0.0, 1 / precision))
+        mean, variance = (
+            torch.tensor(v, dtype=torch.float64, device=self.device) for v in (0.0, 1 / precision)
+        )
         terms = (
             gaussian.kl_terms(self._mean[name], own, mean, variance) for name, own in self._variance.items()
         )
@@ -178,6 +181,6 @@ def _check_moments(mean: Weights, variance: Weights) -> None:
             raise InvalidValue(f"mean of {name!r} is not finite")
     for name, tensor in variance.items():
         if not bool((tensor.isfinite() & (tensor > 0)).all()):
-            raise InvalidValue(f"variance of {name!r} is not positive and finite everywhere; leave it out if certain")
-
-
+            raise InvalidValue(
+                f"variance of {name!r} is not positive and finite everywhere; leave it out if certain"
+            )

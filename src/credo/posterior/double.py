@@ -5,7 +5,7 @@ import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import nn
 
 
 class Doubles:

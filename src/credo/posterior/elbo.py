@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from credo.errors import InvalidType, InvalidValue
 from credo.posterior.arguments import positive, whole
-from credo.posterior.base import Posterior, Prior
-from credo.posterior.stand_in import StandIn
+from credo.posterior.base import Posterior
+from credo.posterior.isolation import undisturbed
+from credo.posterior.stand_in import StandIn, device_of
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ def elbo(
     loss: Callable[[nn.Module], Tensor],
     *,
     data_size: int,  # N
-    prior: Prior = 1.0,  # a precision δ, meaning N(0, 1/δ), or a posterior
+    prior_precision: float = 1.0,  # δ, of the prior N(0, 1/δ)
+    prior: Posterior | None = None,  # instead of δ: the posterior of earlier data
     tempering: float = 1.0,  # τ
     samples: int = 10,
     seed: int = 0,
@@ -41,8 +43,14 @@ def elbo(
     mean loss over examples: `lambda model: F.cross_entropy(model(x), y)`. The model is never touched.
     """
     total, weight = whole("data_size", data_size, at_least=1), positive("tempering", tempering)
-    kl = float(posterior.kl(prior))
-    losses = list(_losses(StandIn(model), posterior, loss, whole("samples", samples, 1), whole("seed", seed, 0)))
+    stand_in, samples, seed = (
+        StandIn(model),
+        whole("samples", samples, at_least=1),
+        whole("seed", seed, at_least=0),
+    )
+    kl = float(posterior.kl(positive("prior_precision", prior_precision) if prior is None else prior))
+    with undisturbed(seed, device_of(model)):
+        losses = list(_losses(stand_in, posterior, loss, samples, seed))
     nll = total * statistics.fmean(losses)
     error = total * statistics.stdev(losses) / math.sqrt(samples) if samples > 1 else math.inf
     return Elbo(expected_nll=nll, kl=kl, elbo=-nll - weight * kl, standard_error=error)
@@ -55,13 +63,14 @@ def _losses(
     generator = torch.Generator(posterior.device).manual_seed(seed)
     for _ in range(samples):
         stand_in.load(stand_in.placed(posterior.sample(generator)))
-        with torch.no_grad():
-            yield _scalar(loss(stand_in.module))
+        yield _scalar(loss(stand_in.module))
 
 
 def _scalar(loss: object) -> float:
     if not isinstance(loss, Tensor):
         raise InvalidType(f"loss must return the mean loss as a tensor, got {type(loss).__name__}")
     if loss.numel() != 1:
-        raise InvalidValue(f"loss must return the mean over examples, one number; got shape {tuple(loss.shape)}")
+        raise InvalidValue(
+            f"loss must return the mean over examples, one number; got shape {tuple(loss.shape)}"
+        )
     return float(loss)

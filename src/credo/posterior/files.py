@@ -56,7 +56,9 @@ def load_posterior(path: str | PathLike[str]) -> "Posterior":
     try:
         return _read(target, data)
     except (KeyError, ValueError, safetensors.SafetensorError) as error:
-        raise IntegrityError(f"{target} is whole, with a digest that fits, and yet no posterior: {error}") from error
+        raise IntegrityError(
+            f"{target} is whole, with a digest that fits, and yet no posterior: {error}"
+        ) from error
 
 
 def _read(path: Path, data: bytes) -> "Posterior":
@@ -79,7 +81,9 @@ def _path(path: object) -> Path:
 def _signed(data: bytes) -> bytes:
     place = DIGEST_FIELD.search(data)
     if place is None:
-        raise CredoError("the file header lost its digest field; safetensors writes it differently: please report")
+        raise CredoError(
+            "the file header lost its digest field; safetensors writes it differently: please report"
+        )
     return data[: place.start(1)] + hashlib.sha256(data).hexdigest().encode() + data[place.end(1) :]
 
 

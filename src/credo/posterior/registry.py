@@ -15,7 +15,9 @@ _KINDS: "dict[str, type[Posterior]]" = {}
 def register_kind(cls: PosteriorClass) -> PosteriorClass:
     """Let `load_posterior` make this class from files that name its `kind`."""
     if cls.kind in _KINDS:
-        raise InvalidValue(f"kind {cls.kind!r} already stands for {_KINDS[cls.kind].__name__}; choose another")
+        raise InvalidValue(
+            f"kind {cls.kind!r} already stands for {_KINDS[cls.kind].__name__}; choose another"
+        )
     _KINDS[cls.kind] = cls
     return cls
 

@@ -34,12 +34,6 @@ class StandIn:
         self.like = _named(inner)
         self._slots = {name: doubles.slots[id(tensor)] for name, tensor in self.like.items()}
 
-    @property
-    def device(self) -> torch.device | None:
-        """The one device of the parameters; None if there are several, or none."""
-        devices = {parameter.device for parameter in self.like.values()}
-        return devices.pop() if len(devices) == 1 else None
-
     def own_name(self, name: str) -> str:
         """The model's name for what a posterior of the wrapped model calls `name`."""
         while name not in self.like:
@@ -57,7 +51,9 @@ class StandIn:
             if own is None:
                 wrong.append(f"the model has no {name!r}")
             elif own.shape != tensor.shape:
-                wrong.append(f"{name!r} is {tuple(tensor.shape)} in the posterior, {tuple(own.shape)} in the model")
+                wrong.append(
+                    f"{name!r} is {tuple(tensor.shape)} in the posterior, {tuple(own.shape)} in the model"
+                )
         if wrong:
             more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
             raise InvalidValue(
@@ -77,6 +73,12 @@ class StandIn:
                 container[key] = tensor  # type: ignore[index]
 
 
+def device_of(model: nn.Module) -> torch.device | None:
+    """The one device of the parameters; None if there are several, or none."""
+    devices = {parameter.device for parameter in model.parameters()}
+    return devices.pop() if len(devices) == 1 else None
+
+
 def _named(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
@@ -84,7 +86,9 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
 def _unwrapped(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise InvalidType(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
+    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or hasattr(
+        model, "_orig_mod"
+    ):
         model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
     return model
 

@@ -38,15 +38,19 @@ class Generic(Operation):
         args, kwargs = tree_unflatten(leaves, self._spec)
         return self._call_function(*args, **kwargs)
 
+    def run(self) -> tuple[Any, bool]:
+        """The result, in a private graph (so that randomness happens once), and whether it has a gradient."""
+        self._own = [_leaf(t) for t in self.tensors if t is not None]
+        self._result = self.call(*self._own)
+        outputs = (self._result,) if isinstance(self._result, Tensor) else self._result
+        self._outputs = tuple(outputs) if isinstance(outputs, (tuple, list)) else ()
+        return self._result, any(isinstance(out, Tensor) and out.requires_grad for out in self._outputs)
+
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
-        with torch.enable_grad():  # a private graph: randomness inside the operation happens once
-            self._own = [_leaf(t) for t in tensors if t is not None]
-            outputs = self.call(*self._own)
-        self._outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
         first = self._outputs[0]
         self.lead = first.shape[self.axis] if first.dim() > self.axis else -1
         handed = tuple(out.detach() for out in self._outputs)
-        return (handed[0] if isinstance(outputs, Tensor) else handed), ()
+        return (handed[0] if isinstance(self._result, Tensor) else handed), ()
 
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]

@@ -54,7 +54,8 @@ class Convolution {
     }
 
     int64_t scratch(int threads) const {
-        return sizeof(T) * (sliced() ? threads * packed_elements() + slices * 2 * weights() : packed_elements());
+        const int64_t elements = sliced() ? threads * packed_elements() + slices * 2 * weights() : packed_elements();
+        return sizeof(T) * larger(1, elements);
     }
 
     void run(const T* x_from, const T* g_from, T* total, T* squares, T* scratch, int threads) const {
@@ -112,7 +113,7 @@ class Convolution {
 
     void choose_chunks() {
         const int64_t places = product(at.places), bytes = larger(1, sizeof(T) * packed_elements_of(1));
-        slices = smaller(at.examples, divide_up(16, at.groups));
+        slices = smaller(smaller(at.examples, divide_up(16, at.groups)), larger(1, at.examples * places / chunk_places));
         const int64_t most = sliced() ? divide_up(at.examples, slices) : at.examples;
         const int64_t wanted = smaller(most, divide_up(chunk_places, places));
         chunk = larger(1, smaller(wanted, chunk_bytes / bytes / (sliced() ? 2 : 1)));
@@ -123,7 +124,9 @@ class Convolution {
     int64_t weights() const { return at.outputs * at.channels * product(at.kernel) * at.groups; }
 
     // Small weights are summed over slices of the examples, whose number does not depend on the number of threads.
-    bool sliced() const { return slices * 2 * weights() * int64_t(sizeof(T)) <= slice_bytes || slices == 1; }
+    bool sliced() const {
+        return slices * at.groups >= 8 && slices * 2 * weights() * int64_t(sizeof(T)) <= slice_bytes;
+    }
 
     int64_t packed_x(int64_t examples) const {
         if (runs) return examples * x.example + 2 * width;  // the last vector may look past the end

@@ -1,0 +1,9 @@
+"""Optimisers that leave a posterior: same constructor style, same `sampled`, `step` and `posterior`."""
+
+from credo.optim.base import BayesianOptimizer
+from credo.optim.diagnostics import GroupDiagnostics
+from credo.optim.ogn import OGN
+from credo.optim.schedules import TemperingSchedule
+from credo.optim.vogn import VOGN
+
+__all__ = ["OGN", "VOGN", "BayesianOptimizer", "GroupDiagnostics", "TemperingSchedule"]

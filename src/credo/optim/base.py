@@ -1,0 +1,322 @@
+"""What all optimisers with a posterior share: blocks in which the weights are a sample, steps, and state.
+
+The module holds the mean at all times, except inside a block, where it holds a sample. A block
+collects the gradient and the squared gradients at its sample; `step` turns what the blocks since the
+last step have collected into one update.
+"""
+
+import threading
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.curvature.capture import watching
+from credo.curvature.statistics import Statistics
+from credo.curvature.subjects import Subjects
+from credo.errors import CallOrderError, InvalidValue, NonFiniteError
+from credo.kernels.update import all_finite
+from credo.optim import arguments, checkpoints
+from credo.optim.gathering import Gathered
+from credo.optim.groups import parameter_groups
+from credo.optim.losses import finish_closure, mean_loss
+from credo.posterior import Posterior
+
+MAX_REFUSED = 10  # non-finite steps in a row before it is an error
+
+
+class BayesianOptimizer(torch.optim.Optimizer, ABC):
+    """A torch optimiser whose state is a posterior.
+
+    Tunables are in `param_groups`, learned values in `state[p]`; `settings` hold for all groups and
+    `counters` count. All of them survive `state_dict`, `deepcopy` and pickling.
+    """
+
+    _step_supports_amp_scaling = True  # a GradScaler then tells its scale at the step
+
+    def __init__(self, params: Any, defaults: dict[str, Any], settings: dict[str, Any]):
+        self.settings = settings
+        self.counters = {"step": 0, "draws": 0, "refused": 0, "refused_in_a_row": 0}
+        self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
+        self._start_afresh()
+        super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
+
+    # What a method adds
+
+    @abstractmethod
+    def _draw(self, parameters: list[Tensor], draw: int) -> None:
+        """Turns the mean in `parameters` into sample number `draw`, in place."""
+
+    @abstractmethod
+    def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
+        """The update itself, from finite gradients and squares, each with the loss scale still in it."""
+
+    @abstractmethod
+    def posterior(self) -> Posterior:
+        """What is believed now, independent of the optimiser from here on."""
+
+    # Blocks
+
+    def sampled(self, *, scale: float | None = None) -> AbstractContextManager[None]:
+        """A block in which the weights are a sample; a backward pass in it is one sample of the step.
+
+        Several backward passes in it are micro-batches of one batch, each with its share of the mean loss.
+        A block without one is a look. `scale` declares what the loss is multiplied by, for those who let a
+        GradScaler unscale the gradients before the step.
+        """
+        if scale is not None:
+            arguments.number("scale", scale, 0, float("inf"), open_low=True)
+        return self._sampled(scale)
+
+    @contextmanager
+    def _sampled(self, scale: float | None) -> Iterator[None]:
+        if self._gathered.samples == 0:
+            self._refuse_foreign_gradients()
+        with self._block(scale):
+            yield
+
+    @contextmanager
+    def _block(self, scale: float | None) -> Iterator[Statistics]:
+        self._refuse_inside("open a sampling block")
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            raise CallOrderError("gradients are switched off (no_grad or inference_mode) around a sampling block.")
+        parameters = self._trainable()
+        means = [p.detach().clone() for p in parameters]
+        before = [p.grad if self._gathered.samples else None for p in parameters]
+        self._inside = threading.get_ident()
+        try:
+            for p in parameters:
+                p.grad = None
+            with torch.no_grad():
+                self._draw(parameters, self.counters["draws"])
+            with watching(self._subjects(parameters), self.settings["reduction"], 1.0, None) as stats:
+                yield stats
+        except BaseException:
+            for p, grad in zip(parameters, before, strict=True):
+                p.grad = grad
+            raise
+        finally:
+            with torch.no_grad():
+                for p, mean in zip(parameters, means, strict=True):
+                    p.copy_(mean)
+            self._inside = None
+        self.counters["draws"] += 1
+        self._gather(stats, parameters, before, scale)
+
+    def _gather(
+        self, stats: Statistics, parameters: list[Tensor], before: list[Tensor | None], scale: float | None
+    ) -> None:
+        """`.grad` is the sum over the samples so far, so that clipping and unscaling find it where they look."""
+        for p, grad in zip(parameters, before, strict=True):
+            if grad is not None:
+                p.grad = grad if p.grad is None else grad.add_(p.grad)
+        if stats.examples:
+            self._refuse_replaced(parameters)
+            self._gathered.add(stats, parameters, scale)
+            self._warn_of_small_data(stats.examples)
+
+    def supply(self, squares: Mapping[Tensor, Tensor], examples: int) -> None:
+        """Declares that `.grad` holds the gradient, and gives Σᵢ gᵢ² over `examples`; the next `step()` uses both.
+
+        The deterministic core, for gradients that were not taken in a block.
+        """
+        arguments.whole("examples", examples, 1)
+        for p, square in squares.items():
+            if square.shape != p.shape:
+                raise InvalidValue(f"squares of shape {tuple(square.shape)} for a parameter of shape {tuple(p.shape)}.")
+        squares_by_id = {id(p): square.detach().clone() for p, square in squares.items()}
+        self._gathered = Gathered(self.settings["mc_samples"], examples, squares_by_id, 1 / examples, None)
+
+    # Steps
+
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
+        """One update from the samples since the last one; with a closure, from K samples taken now.
+
+        The closure clears the gradients, computes the loss, calls backward and returns the loss. Or it
+        returns the losses of the examples, shape (M,), and leaves backward to the optimiser. The mean of the
+        loss over the samples is returned. A step with a non-finite loss, gradient or square is refused: nothing
+        changes, `counters["refused"]` grows, and after ten in a row it is an error.
+        """
+        self._refuse_inside("step")
+        loss = None if closure is None else self._run(closure)
+        self._require_samples()
+        with torch.no_grad():
+            self._update_or_refuse(loss)
+        return loss
+
+    def _run(self, closure: Callable[[], Tensor]) -> Tensor:
+        self._gathered = Gathered()
+        losses = []
+        for _ in range(self.settings["mc_samples"]):
+            with self._block(None) as stats:
+                losses.append(finish_closure(closure(), stats, self.settings["reduction"]))
+        return mean_loss(losses)
+
+    def _require_samples(self) -> None:
+        taken, wanted = self._gathered.samples, self.settings["mc_samples"]
+        if taken == 0:
+            raise CallOrderError(
+                "no gradient sample was taken. Wrap forward and backward in `with optimizer.sampled():`, or pass a "
+                "closure to step."
+            )
+        if taken != wanted:
+            raise CallOrderError(
+                f"{taken} sample(s) were taken where mc_samples={wanted}. Open that many sampled() blocks with a "
+                "backward pass in each, or pass a closure to step."
+            )
+
+    def _update_or_refuse(self, loss: Tensor | None) -> None:
+        gathered, self._gathered = self._gathered, Gathered()
+        scales = self._loss_scales(gathered)
+        numbers = [p.grad for p in self._trainable() if p.grad is not None]
+        numbers += [] if loss is None else [loss]
+        if all_finite([*numbers, *gathered.squares.values()]):
+            self._update(gathered, *scales)
+            self.counters["step"] += 1
+            self.counters["refused_in_a_row"] = 0
+        else:
+            self._refuse_step()
+        self._left = {id(p): (weakref.ref(p.grad), p.grad._version) for p in self._trainable() if p.grad is not None}
+
+    def _refuse_step(self) -> None:
+        self.counters["refused"] += 1
+        self.counters["refused_in_a_row"] += 1
+        if self.counters["refused_in_a_row"] >= MAX_REFUSED:
+            raise NonFiniteError(
+                f"{MAX_REFUSED} steps in a row had a non-finite loss, gradient or squared gradient and were refused. The "
+                "mean is the last good one. Lower lr, raise damping, or look at the data; diagnostics() may help."
+            )
+
+    def _loss_scales(self, gathered: Gathered) -> tuple[float, float]:
+        """What the loss was multiplied by, as it is still in `.grad` and as it is in the squares."""
+        if not hasattr(self, "found_inf"):  # no GradScaler at work
+            return (gathered.scale or 1.0,) * 2
+        if self.grad_scale is not None:
+            return (float(self.grad_scale),) * 2
+        if gathered.scale is None:
+            raise CallOrderError(
+                "a GradScaler has unscaled the gradients before the step, but not their squares. Declare the scale "
+                "where the gradients are taken: with optimizer.sampled(scale=scaler.get_scale())."
+            )
+        return 1.0, gathered.scale
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's, with credo's settings and counters; plain numbers and tensors only."""
+        self._refuse_inside("save")
+        saved = super().state_dict()
+        saved["credo"] = {
+            "version": checkpoints.VERSION,
+            "method": type(self).__name__,
+            "settings": dict(self.settings),
+            "counters": dict(self.counters),
+        }
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resumes exactly; refuses the state of another model or method, and then has changed nothing."""
+        self._refuse_inside("load")
+        checkpoints.check_state(self, type(self).__name__, self.settings, state_dict)
+        super().load_state_dict(state_dict)
+        checkpoints.restore_dtypes(self, state_dict)
+        self.settings.update(state_dict["credo"]["settings"])
+        self.counters.update(state_dict["credo"]["counters"])
+        self._start_afresh()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._refuse_inside("copy")
+        return {**super().__getstate__(), "settings": dict(self.settings), "counters": dict(self.counters)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not hasattr(self, "_module"):  # a copy does not know the module, only its parameters
+            self._module = None
+            self._start_afresh()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """torch's; refuses misspelt options and values out of range."""
+        known = {**self.defaults, **param_group}
+        arguments.known_options(param_group, self.defaults)
+        self._check_group(known)
+        super().add_param_group(param_group)
+
+    @abstractmethod
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        """Refuses values out of range, by name."""
+
+    # Small helpers
+
+    @property
+    def data_size(self) -> float:
+        """ρN, the effective number of examples."""
+        return float(self.settings["data_size"] * self.settings["augmentation"])
+
+    def _start_afresh(self) -> None:
+        """Forgets the samples of the step under way."""
+        self._gathered = Gathered()
+        self._inside: int | None = None  # the thread that is inside a block
+        self._left: dict[int, tuple[Any, int]] = {}  # what the last step left in .grad
+        self._warned = False
+
+    def _trainable(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    def names(self) -> dict[int, str]:
+        """id → name; parameters that came without names are numbered."""
+        named: dict[int, str] = {}
+        for group in self.param_groups:
+            for k, p in enumerate(group["params"]):
+                named[id(p)] = group["param_names"][k] if "param_names" in group else f"parameter_{len(named)}"
+        return named
+
+    def _subjects(self, parameters: list[Tensor]) -> Subjects:
+        module = self._module() if self._module is not None else None
+        names = self.names()
+        return Subjects([(names[id(p)], p) for p in parameters], [] if module is None else list(module.buffers()))
+
+    def _refuse_inside(self, what: str) -> None:
+        if self._inside is not None:
+            raise CallOrderError(
+                f"cannot {what} inside a sampling block (on this thread or another): the weights are a sample there. "
+                "Leave the block first."
+            )
+
+    def _refuse_foreign_gradients(self) -> None:
+        """A gradient that no block took belongs to no sample; the last step's own leftovers are dropped."""
+        for p in self._trainable():
+            if p.grad is None:
+                continue
+            left, version = self._left.get(id(p), (lambda: None, -1))
+            if (left() is not p.grad or p.grad._version != version) and bool(p.grad.any()):
+                raise CallOrderError(
+                    "a parameter holds a gradient that was taken outside a sampled() block, where the weights were "
+                    "not a sample. Call backward inside the block, or zero_grad() first."
+                )
+
+    def _refuse_replaced(self, parameters: list[Tensor]) -> None:
+        """A parameter without a gradient may have been replaced in its module; an unused one is just skipped."""
+        module = self._module() if self._module is not None else None
+        if module is None or all(p.grad is not None for p in parameters):
+            return
+        present, names = {id(p) for p in module.parameters()}, self.names()
+        gone = [names[id(p)] for p in parameters if id(p) not in present]
+        if gone:
+            raise CallOrderError(
+                f"parameter {gone[0]!r} no longer belongs to the model: a layer was replaced. Construct the optimiser "
+                "after changing the model."
+            )
+
+    def _warn_of_small_data(self, examples: int) -> None:
+        if examples > self.settings["data_size"] and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"a batch has {examples} examples, more than data_size={self.settings['data_size']}. data_size is the "
+                "number of training examples, not of batches.",
+                stacklevel=4,
+            )

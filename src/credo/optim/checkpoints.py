@@ -1,0 +1,54 @@
+"""State dicts that resume exactly: settings and counters beside torch's own, and state in its own dtype.
+
+`Optimizer.load_state_dict` casts floating state to the parameter's dtype, which would round the
+float32 curvature of a bfloat16 parameter.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from credo.errors import InvalidValue, VersionError
+
+VERSION = 1
+_DRIFT = ("data_size", "augmentation", "mc_samples", "reduction", "seed")
+
+
+def check_state(optimizer: Optimizer, method: str, settings: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Refuses a state dict of another version, method or model before anything is loaded."""
+    own = saved.get("credo")
+    if not isinstance(own, Mapping):
+        raise InvalidValue(f"this state dict was not saved by a credo optimiser; its keys are {sorted(saved)}.")
+    if own["version"] > VERSION:
+        raise VersionError(f"the state dict has version {own['version']}, newer than {VERSION}. Upgrade credo.")
+    if own["method"] != method:
+        raise InvalidValue(f"the state dict was saved by {own['method']}, this optimiser is {method}.")
+    _check_shapes(optimizer, saved)
+    drift = [f"{k}: saved {own['settings'][k]!r}, here {settings[k]!r}" for k in _DRIFT if own["settings"].get(k) != settings[k]]
+    if drift:
+        warnings.warn(f"settings differ from the saved ones, which are taken: {'; '.join(drift)}", stacklevel=3)
+
+
+def _check_shapes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    groups = zip(optimizer.param_groups, saved["param_groups"], strict=False)
+    for group, other in groups:
+        names = group.get("param_names", other["params"])
+        for name, p, key in zip(names, group["params"], other["params"], strict=False):
+            for kind, value in saved["state"].get(key, {}).items():
+                if isinstance(value, Tensor) and value.shape != p.shape:
+                    raise InvalidValue(
+                        f"{kind} of parameter {name!r} was saved with shape {tuple(value.shape)}; here the parameter "
+                        f"has shape {tuple(p.shape)}. The state dict belongs to another model."
+                    )
+
+
+def restore_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Puts the saved tensors back as they were saved, on the parameter's device."""
+    for group, other in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        for p, key in zip(group["params"], other["params"], strict=True):
+            for kind, value in saved["state"].get(key, {}).items():
+                if isinstance(value, Tensor):
+                    optimizer.state[p][kind] = value.detach().clone().to(p.device)

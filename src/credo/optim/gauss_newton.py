@@ -1,0 +1,224 @@
+"""The online Gauss–Newton update that VOGN and OGN share: a running mean of squared per-example gradients.
+
+With N the data size times ρ, δ̃ = τδ/N, and gᵢ the gradient of example i's loss:
+
+    ĝ = mean of gᵢ,  ĥ = mean of gᵢ²          over K samples and M examples, element by element
+    m ← β₁·m + ĝ + δ̃(μ − μ₀)
+    s ← (1 − β₂)·s + β₂·ĥ
+    μ ← μ − α·m / (s + δ̃ + γ)
+    σ² = τ / (N(s + δ̃ + γ))
+
+At its fixed point the precision 1/σ² is N·h/τ + δ (γ aside). The first squares are the first s. The paper's
+Algorithm 1 is this at τ = 1; for other τ its precision tends to N·h/τ + τδ, which is a misprint.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from credo.curvature.contribution import widen
+from credo.errors import InvalidValue
+from credo.kernels import update
+from credo.optim import arguments
+from credo.optim.base import BayesianOptimizer
+from credo.optim.diagnostics import GroupDiagnostics, diagnose
+from credo.optim.gathering import Gathered
+from credo.optim.priors import take_prior
+from credo.posterior import DiagonalPosterior, Posterior
+
+
+@dataclass(frozen=True)
+class Belief:
+    """One parameter with what is known of it, and the numbers of its group."""
+
+    name: str
+    parameter: Tensor
+    curvature: Tensor | None  # s; None before its first gradient
+    shrinkage: float | Tensor  # δ̃ = τδ/N
+    damping: float  # γ
+    tempering: float  # τ
+    data_size: float  # N
+    deterministic: bool
+
+    @property
+    def scale(self) -> float:
+        """τ/N, so that σ² = scale / (s + δ̃ + γ)."""
+        return self.tempering / self.data_size
+
+    def variance(self, damped: bool = True) -> Tensor:
+        s = torch.zeros_like(widen(self.parameter.detach())) if self.curvature is None else self.curvature
+        return self.scale / (s + self.shrinkage + (self.damping if damped else 0.0))
+
+
+class GaussNewton(BayesianOptimizer):
+    """The state and the update; whether a block holds a sample or the mean is left to the method."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor,
+        *,
+        data_size: float,
+        momentum: float,
+        ema_rate: float,
+        prior_precision: float,
+        prior: Posterior | None,
+        damping: float,
+        tempering: float,
+        mc_samples: int,
+        augmentation: float,
+        initial_curvature: float | None,
+        reduction: str,
+        seed: int,
+    ):
+        defaults = {
+            "lr": arguments.learning_rate(lr),  # α
+            "momentum": momentum,  # β₁
+            "ema_rate": ema_rate,  # β₂
+            "prior_precision": prior_precision,  # δ
+            "damping": damping,  # γ
+            "tempering": tempering,  # τ
+            "deterministic": False,
+        }
+        settings = {
+            "data_size": arguments.whole("data_size", data_size, 1),  # N
+            "augmentation": arguments.number("augmentation", augmentation, 1, math.inf),  # ρ
+            "mc_samples": arguments.whole("mc_samples", mc_samples, 1),  # K
+            "initial_curvature": initial_curvature,  # s₀
+            "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
+            "seed": arguments.seed(seed),
+        }
+        if initial_curvature is not None:
+            arguments.number("initial_curvature", initial_curvature, 0, math.inf, open_low=True)
+        super().__init__(params, defaults, settings)
+        if prior is not None:
+            take_prior(self, prior)
+
+    @final
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        arguments.learning_rate(group["lr"])
+        arguments.number("momentum", group["momentum"], 0, 1, open_high=True)
+        arguments.number("ema_rate", group["ema_rate"], 0, 1, open_low=True)
+        arguments.number("prior_precision", group["prior_precision"], 0, math.inf)
+        arguments.number("damping", group["damping"], 0, math.inf)
+        arguments.number("tempering", group["tempering"], 0, 1, open_low=True)
+        without_prior = group["deterministic"] or group["prior_precision"] == 0
+        if without_prior and group["damping"] == 0 and self.settings["initial_curvature"] is None:
+            raise InvalidValue(
+                "zero precision: damping=0 with prior_precision=0 (normalisation layers have no prior) leaves nothing "
+                "where the squared gradients are zero: an improper posterior. Give damping > 0."
+            )
+
+    @final
+    def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
+        per_example = 1 if self.settings["reduction"] == "mean" else gathered.examples / gathered.samples
+        gradient_unit = 1 / (gathered.samples * per_example * gradient_scale)
+        squares_unit = gathered.unit / (gathered.samples * squares_scale**2)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and id(p) in gathered.squares:
+                    self._update_one(group, p, gathered.squares[id(p)], gradient_unit, squares_unit)
+
+    def _update_one(
+        self, group: dict[str, Any], p: Tensor, squares: Tensor, gradient_unit: float, squares_unit: float
+    ) -> None:
+        state = self._state(p, squares, squares_unit)
+        prior = self._shrinkage(group, p)
+        update.vogn_(
+            p,
+            state["momentum"],
+            state["curvature"],
+            p.grad,
+            squares,
+            lr=float(group["lr"]),
+            beta1=group["momentum"],
+            beta2=group["ema_rate"],
+            prior=prior,
+            prior_mean=state.get("prior_mean"),
+            damping=group["damping"],
+            gradient_scale=gradient_unit,
+            squares_scale=squares_unit,
+        )
+
+    def _state(self, p: Tensor, squares: Tensor, unit: float) -> dict[str, Tensor]:
+        """State for a parameter at its first gradient: m₀ = 0, s₀ the first squares or the given number."""
+        state = self._moved_state(p)
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(widen(p.detach()))
+        if "curvature" not in state:
+            state["curvature"] = squares * unit
+        return state
+
+    @final
+    def _moved_state(self, p: Tensor) -> dict[str, Tensor]:
+        """The state of a parameter, on the parameter's device; with a given s₀ the curvature is there at once."""
+        state: dict[str, Tensor] = self.state[p]
+        for key, value in state.items():
+            if value.device != p.device:
+                state[key] = value.to(p.device)
+        s0 = self.settings["initial_curvature"]
+        if s0 is not None and "curvature" not in state:
+            state["curvature"] = torch.full_like(widen(p.detach()), s0)
+        return state
+
+    def _shrinkage(self, group: dict[str, Any], p: Tensor) -> float | Tensor:
+        """δ̃ = τδ/N, a number or, under a posterior as prior, one a weight; none for normalisation layers."""
+        if group["deterministic"]:
+            return 0.0
+        unit = group["tempering"] / self.data_size
+        state = self.state[p]
+        return state["prior_precision"] * unit if "prior_precision" in state else group["prior_precision"] * unit
+
+    @final
+    def beliefs(self) -> Iterator[Belief]:
+        """Every trainable parameter with what is known of it, in order."""
+        names = self.names()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.requires_grad:
+                    yield Belief(
+                        names[id(p)],
+                        p,
+                        self._moved_state(p).get("curvature"),
+                        self._shrinkage(group, p),
+                        group["damping"],
+                        group["tempering"],
+                        self.data_size,
+                        group["deterministic"],
+                    )
+
+    # What is believed
+
+    @final
+    @torch.no_grad()
+    def posterior(self, *, damped: bool = True) -> DiagonalPosterior:
+        """N(μ, diag σ²). `damped=False` leaves γ out of σ², which is then the pure posterior."""
+        self._refuse_inside("take the posterior")
+        mean = {b.name: b.parameter.detach() for b in self.beliefs()}
+        variance = {b.name: b.variance(damped) for b in self.beliefs() if not b.deterministic}
+        first = self.param_groups[0]
+        metadata = {
+            "method": type(self).__name__,
+            "data_size": self.settings["data_size"],
+            "augmentation": self.settings["augmentation"],
+            "tempering": first["tempering"],
+            "prior_precision": first["prior_precision"],
+            "damping": first["damping"],
+            "step": self.counters["step"],
+        }
+        return DiagonalPosterior(mean, variance, metadata)
+
+    @final
+    def curvature(self) -> dict[str, Tensor]:
+        """s by name: the running mean of squared per-example gradients; a copy."""
+        return {b.name: b.curvature.clone() for b in self.beliefs() if b.curvature is not None}
+
+    @final
+    @torch.no_grad()
+    def diagnostics(self) -> list[GroupDiagnostics]:
+        """Per group: signal to noise, the shares of s, δ̃ and γ in the precision, the step size, refused steps."""
+        return [diagnose(self, group) for group in self.param_groups]

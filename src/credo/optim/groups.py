@@ -1,0 +1,87 @@
+"""From what users pass (a module, parameters, named parameters, groups) to torch's parameter groups.
+
+With a module, its normalisation layers go into a group of their own: they are deterministic and have
+no prior, as in the paper, and are preconditioned like all others.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from credo.curvature.subjects import refuse_opaque
+from credo.errors import CallOrderError, InvalidType, InvalidValue, UnsupportedOperation
+from credo.optim import arguments
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def parameter_groups(given: Any) -> list[dict[str, Any]]:
+    """Groups for torch.optim.Optimizer; every group with names if the parameters came with names."""
+    if isinstance(given, nn.Module):
+        return _groups_of(given)
+    if isinstance(given, (Tensor, str, bytes, dict)) or not isinstance(given, Iterable):
+        raise InvalidType(
+            "params must be a module, model.parameters(), model.named_parameters() or a list of parameter groups; "
+            f"got {type(given).__name__}."
+        )
+    entries = list(given)
+    if not entries:
+        raise InvalidValue("params is an empty parameter list. Was a generator used up before?")
+    groups = entries if isinstance(entries[0], dict) else [{"params": entries}]
+    return [_checked(dict(group)) for group in groups]
+
+
+def _groups_of(model: nn.Module) -> list[dict[str, Any]]:
+    _refuse(model)
+    norms = {id(p) for module in model.modules() if isinstance(module, _NORMS) for p in module.parameters(False)}
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not named:
+        raise InvalidValue(f"the model {type(model).__name__} has no trainable parameters.")
+    weights = [(name, p) for name, p in named if id(p) not in norms]
+    certain = [(name, p) for name, p in named if id(p) in norms]
+    groups: list[dict[str, Any]] = [{"params": weights}] if weights else []
+    if certain:
+        groups.append({"params": certain, "deterministic": True})
+    return [_checked(group) for group in groups]
+
+
+def _checked(group: dict[str, Any]) -> dict[str, Any]:
+    params = group.get("params", ())
+    group["params"] = [params] if isinstance(params, Tensor) else list(params)
+    if not group["params"]:
+        raise InvalidValue("a parameter group is an empty parameter list.")
+    for k, entry in enumerate(group["params"]):
+        name, value = entry if isinstance(entry, tuple) and len(entry) == 2 else (f"params[{k}]", entry)
+        _refuse_lazy(name, value)
+        arguments.parameter(name, value)
+    return group
+
+
+def _refuse(model: nn.Module) -> None:
+    """Modules whose operations cannot be seen, or have no exact squared gradient."""
+    if isinstance(model, _WRAPPERS):
+        raise UnsupportedOperation(
+            f"the model is wrapped in {type(model).__name__}. Pass and train the inner module: model.module."
+        )
+    refuse_opaque(model)
+    for name, parameter in model.named_parameters():
+        _refuse_lazy(name, parameter)
+    sparse = [
+        f"{name or 'the model'} ({type(part).__name__})"
+        for name, part in model.named_modules()
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and (part.sparse or part.scale_grad_by_freq)
+    ]
+    if sparse:
+        raise UnsupportedOperation(
+            f"no exact squared gradient for {', '.join(sparse)}: sparse=True and scale_grad_by_freq=True are not "
+            "supported. Build the layers without."
+        )
+
+
+def _refuse_lazy(name: str, parameter: Any) -> None:
+    if torch.nn.parameter.is_lazy(parameter):
+        raise CallOrderError(f"parameter {name!r} of a lazy module has no shape yet. Run one forward first.")

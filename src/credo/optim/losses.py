@@ -1,0 +1,48 @@
+"""What a closure returned: one number after its own backward pass, or losses that still need one."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.curvature.statistics import Statistics
+from credo.errors import InvalidType, InvalidValue
+
+
+def finish_closure(returned: Any, stats: Statistics, reduction: str) -> Tensor:
+    """The loss as one detached number; runs the backward pass if the closure left it to the optimiser."""
+    loss = _checked(returned)
+    if stats.examples:  # the closure has called backward
+        if loss.numel() != 1:
+            raise InvalidValue(f"the closure called backward and returned a loss of shape {tuple(loss.shape)}, not one number.")
+        return loss.detach().reshape(())
+    if not loss.requires_grad:
+        raise InvalidValue(
+            f"the closure did not call backward, and the loss of shape {tuple(loss.shape)} it returned has no graph. "
+            "Return losses computed by the model inside the closure."
+        )
+    return _backward(loss, stats, reduction)
+
+
+def _backward(loss: Tensor, stats: Statistics, reduction: str) -> Tensor:
+    """One loss an example, or their mean or sum, as the optimiser's `reduction` says."""
+    if loss.dim() > 1:
+        raise InvalidValue(f"the closure must return one loss an example, shape (M,), or one number; got {tuple(loss.shape)}.")
+    total = loss if loss.dim() == 0 else loss.mean() if reduction == "mean" else loss.sum()
+    total.backward()  # type: ignore[no-untyped-call]
+    if loss.dim() == 1 and stats.examples not in (0, len(loss)):
+        raise InvalidValue(f"the closure returned {len(loss)} losses for a batch of {stats.examples} examples.")
+    return total.detach()
+
+
+def _checked(returned: Any) -> Tensor:
+    if isinstance(returned, Tensor):
+        return returned
+    raise InvalidType(
+        f"the closure must return the loss as a tensor, got {type(returned).__name__}: "
+        "call loss.backward() in it and return loss, not loss.item()."
+    )
+
+
+def mean_loss(losses: list[Tensor]) -> Tensor:
+    return losses[0] if len(losses) == 1 else torch.stack(losses).mean()

@@ -1,0 +1,54 @@
+"""OGN: online Gauss–Newton, the deterministic version of VOGN (Osawa et al. 2019, appendix D).
+
+The update is the one in `gauss_newton`; ĝ and ĥ are taken at the mean. Its posterior N(μ, σ²) is a
+Laplace approximation. Tune it like Adam first, then move to VOGN with the same numbers.
+"""
+
+from typing import Any, final
+
+from torch import Tensor
+
+from credo.optim.gauss_newton import GaussNewton
+from credo.posterior import Posterior
+
+
+@final
+class OGN(GaussNewton):
+    """As `VOGN`, without noise in the weights; the arguments mean the same."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,  # α
+        *,
+        data_size: float,  # N
+        momentum: float = 0.9,  # β₁
+        ema_rate: float = 0.1,  # β₂
+        prior_precision: float = 1.0,  # δ
+        prior: Posterior | None = None,
+        damping: float = 1e-2,  # γ
+        tempering: float = 1.0,  # τ
+        augmentation: float = 1.0,  # ρ
+        initial_curvature: float | None = None,  # s₀
+        reduction: str = "mean",
+        seed: int = 0,
+    ):
+        super().__init__(
+            params,
+            lr,
+            data_size=data_size,
+            momentum=momentum,
+            ema_rate=ema_rate,
+            prior_precision=prior_precision,
+            prior=prior,
+            damping=damping,
+            tempering=tempering,
+            mc_samples=1,
+            augmentation=augmentation,
+            initial_curvature=initial_curvature,
+            reduction=reduction,
+            seed=seed,
+        )
+
+    def _draw(self, parameters: list[Tensor], draw: int) -> None:
+        """The mean is the sample."""

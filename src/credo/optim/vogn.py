@@ -1,0 +1,77 @@
+"""VOGN: variational online Gauss–Newton (Khan et al. 2018; Osawa et al. 2019, Algorithm 1).
+
+The update is the one in `gauss_newton`; ĝ and ĥ are taken at samples w = μ + σ·ε of the posterior,
+σ² = τ / (N(s + δ̃ + γ)).
+"""
+
+from typing import Any, final
+
+from torch import Tensor
+
+from credo.kernels import noise
+from credo.optim.gauss_newton import GaussNewton
+from credo.posterior import Posterior
+
+
+@final
+class VOGN(GaussNewton):
+    r"""A drop-in for Adam that leaves a posterior behind.
+
+        optimizer = credo.VOGN(model, data_size=len(train_set))
+        loss = optimizer.step(closure)          # or: with optimizer.sampled(): ...; optimizer.step()
+        posterior = optimizer.posterior()
+
+    params: a module (its normalisation layers become deterministic), named_parameters(), parameters(), or
+        parameter groups, each with its own lr, momentum, ema_rate, prior_precision, damping, tempering,
+        deterministic.
+    ema_rate: weighs the *new* squares, unlike Adam's β₂, which weighs the old ones.
+    prior: a posterior to start from, N(μ₀, 1/P₀) with a precision a weight; `prior_precision` is then unused.
+    damping: keeps steps and noise bounded where the squares are small; it is part of σ² (see `posterior`).
+    tempering: the weight of the KL term, in (0, 1]; schedule it with `credo.TemperingSchedule`.
+    augmentation: how many times larger the data are for being augmented; N is multiplied by it.
+    initial_curvature: s₀. None takes the squares of the first minibatch; the first step is then at the mean.
+    reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,  # α
+        *,
+        data_size: float,  # N
+        momentum: float = 0.9,  # β₁
+        ema_rate: float = 0.1,  # β₂
+        prior_precision: float = 1.0,  # δ
+        prior: Posterior | None = None,
+        damping: float = 1e-2,  # γ
+        tempering: float = 1.0,  # τ
+        mc_samples: int = 1,  # K
+        augmentation: float = 1.0,  # ρ
+        initial_curvature: float | None = None,  # s₀
+        reduction: str = "mean",
+        seed: int = 0,
+    ):
+        super().__init__(
+            params,
+            lr,
+            data_size=data_size,
+            momentum=momentum,
+            ema_rate=ema_rate,
+            prior_precision=prior_precision,
+            prior=prior,
+            damping=damping,
+            tempering=tempering,
+            mc_samples=mc_samples,
+            augmentation=augmentation,
+            initial_curvature=initial_curvature,
+            reduction=reduction,
+            seed=seed,
+        )
+
+    def _draw(self, parameters: list[Tensor], draw: int) -> None:
+        for index, belief in enumerate(self.beliefs()):
+            if belief.curvature is not None and not belief.deterministic:
+                shift = belief.shrinkage + belief.damping
+                noise.sample_(
+                    belief.parameter, belief.curvature, belief.scale, shift, self.settings["seed"], draw, index
+                )

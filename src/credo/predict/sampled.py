@@ -1,0 +1,102 @@
+"""The functions that a posterior over weights draws from a model."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from credo.posterior.base import Posterior, Weights
+from credo.posterior.stand_in import StandIn
+from credo.predict.draws import WeightDraws
+from credo.predict.inputs import Batch
+from credo.predict.outputs import Outputs, Read
+from credo.predict.plan import LOOP, Meter, Plan, choose
+from credo.predict.vectorise import run_together
+
+CLOSE = 1e-3  # relative: a vectorised answer further than this from the loop's is not trusted
+
+
+class SampledFunctions:
+    """f(·; w₁), ..., f(·; w_C), one by one or vectorised as `plan` decides (`vectorise` None), never or always.
+
+    The first function is always run plainly too: a mistake in the model shows there, as itself, and the
+    vectorised answer must agree with it, or the loop takes over.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        posterior: Posterior,
+        samples: int,
+        seed: int,
+        read: Read,
+        vectorise: bool | None,
+    ) -> None:
+        self._stand_in, self._read, self._vectorise = StandIn(model), read, vectorise
+        self._draws = WeightDraws(self._stand_in, posterior, samples, seed)
+        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._writes = False  # whether the model changes its input in place
+
+    def __call__(self, batch: Batch) -> Iterator[Outputs]:
+        shapes, known = batch.shapes(), None
+        if shapes not in self._plans:
+            known, self._plans[shapes] = self._look(batch)
+        for weights in self._draws.chunks(self._plans[shapes].chunk):
+            plan = self._plans[shapes]
+            outputs = known if plan is LOOP and known is not None and _length(weights) == 1 else None
+            yield outputs or self._run(weights, batch, plan, known, shapes)
+            known = None
+
+    def _look(self, batch: Batch) -> tuple[Outputs, Plan]:
+        """The first function's answer, and the plan for batches like this one."""
+        weights, private, meter = self._draws.first(), batch.map(lambda tensor: tensor.clone()), Meter()
+        versions = [tensor._version for tensor in private.tensors()]
+        with nullcontext() if self._vectorise is False else meter:
+            answer = self._one(weights, private)
+        self._writes |= versions != [tensor._version for tensor in private.tensors()]
+        if self._vectorise is False or self._writes:
+            return answer, LOOP
+        draws, force = self._draws, self._vectorise is True
+        plan = choose(meter, self._stand_in.module, min(draws.samples, draws.most), draws.bytes, force)
+        return answer, plan
+
+    def _run(
+        self, weights: Weights, batch: Batch, plan: Plan, known: Outputs | None, shapes: tuple[object, ...]
+    ) -> Outputs:
+        if plan.chunk > 1:
+            outputs = self._together(weights, batch, plan)
+            if outputs is not None and (known is None or _agree(outputs, known)):
+                return outputs
+            self._plans[shapes] = LOOP
+        singles = [
+            self._one({name: tensor[i] for name, tensor in weights.items()}, batch)
+            for i in range(_length(weights))
+        ]
+        return tuple(torch.cat(column) for column in zip(*singles, strict=True))
+
+    def _one(self, weights: Weights, batch: Batch) -> Outputs:
+        self._stand_in.load(weights)
+        batch = batch.map(lambda tensor: tensor.clone()) if self._writes else batch
+        return tuple(tensor.unsqueeze(0) for tensor in self._read(batch.call(self._stand_in.module)))
+
+    def _together(self, weights: Weights, batch: Batch, plan: Plan) -> Outputs | None:
+        try:
+            return run_together(self._stand_in, weights, batch, self._read, plan.channels_last)
+        except Exception:  # vmap knows many ways to say no, and the loop is right whatever it said
+            return None
+
+
+def _length(weights: Weights) -> int:
+    return len(next(iter(weights.values())))
+
+
+def _agree(outputs: Outputs, known: Outputs) -> bool:
+    return all(_close(many[:1], one) for many, one in zip(outputs, known, strict=True))
+
+
+def _close(left: Tensor, right: Tensor) -> bool:
+    if left.shape != right.shape:
+        return False
+    scale = float(right.abs().nan_to_num().max()) if right.numel() else 0.0
+    return torch.allclose(left, right, rtol=CLOSE, atol=CLOSE * scale, equal_nan=True)
