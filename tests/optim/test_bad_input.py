@@ -91,7 +91,7 @@ PARAMETERS = {
     "meta": (lambda: nn.Linear(2, 2, device="meta"), InvalidType, "weight is on the meta device"),
     "sparse": (lambda: [torch.ones(2, 2).to_sparse().requires_grad_()], InvalidType, "sparse"),
     "not tensors": (lambda: [3], InvalidType, r"params\[0\]"),
-    "named and unnamed": (mixed, ValueError, "named"),
+    "named and unnamed": (mixed, ValueError, "with/without names"),
     "in two groups": (twice, ValueError, "more than one parameter group"),
     "a typo": (lambda: [{"params": [nn.Parameter(torch.ones(2))], "prior_precison": 1.0}], InvalidValue, "'prior_precision'"),
     "weight decay": (lambda: [{"params": [nn.Parameter(torch.ones(2))], "weight_decay": 1.0}], InvalidValue, "weight_decay"),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from credo.curvature.contribution import widen
 from credo.curvature.interception import Interception
+from credo.curvature.stacks import Stacks
 from credo.curvature.statistics import Statistics
 from credo.curvature.subjects import Parameters, Subjects, subjects_of
 from credo.errors import InvalidType, InvalidValue
@@ -44,9 +45,11 @@ def capture(
 
 
 @contextmanager
-def watching(subjects: Subjects, reduction: str, scale: float, examples: int | None) -> Iterator[Statistics]:
-    """`capture` for arguments that are known to be good."""
-    interception = Interception(subjects, examples)
+def watching(
+    subjects: Subjects, reduction: str, scale: float = 1.0, examples: int | None = None, stacks: Stacks | None = None
+) -> Iterator[Statistics]:
+    """`capture` for arguments that are known to be good; with `stacks`, parameters that have many values at once."""
+    interception = Interception(subjects, examples, stacks)
     try:
         with interception:
             yield Statistics(interception.ledger, reduction, scale)

@@ -19,8 +19,9 @@ from credo.curvature.audit import audit
 from credo.curvature.engine import ENGINE_CALLS, read_engine_call
 from credo.curvature.ledger import BackwardPass, Ledger, Use
 from credo.curvature.operation import Operation, examples_second
-from credo.curvature.provenance import SELECTIONS, Provenance, tensors_in
+from credo.curvature.provenance import SELECTIONS, Provenance, Source, tensors_in
 from credo.curvature.rules import Generic, rule_for
+from credo.curvature.stacks import Stacks
 from credo.curvature.subjects import Subjects
 from credo.curvature.unlock import can_unlock, unlocked
 from credo.curvature.watched import Watched
@@ -33,8 +34,9 @@ _INTEGERS = {torch.int32, torch.int64}
 class Interception(TorchFunctionMode):
     """One block's eyes; `ledger` is what they saw."""
 
-    def __init__(self, subjects: Subjects, declared: int | None):
+    def __init__(self, subjects: Subjects, declared: int | None, stacks: Stacks | None = None):
         super().__init__()
+        self._stacks = stacks
         watched = {id(p): p for p in subjects.parameters}
         self.ledger = Ledger(watched, subjects.names)
         self._provenance = Provenance(watched.values(), subjects.constants)
@@ -79,6 +81,11 @@ class Interception(TorchFunctionMode):
         if self._examples_second:
             operation.axis, operation.lead, operation.merged_from = 1, self._examples_second, None
         sources = tuple(self._provenance.source(tensor) for tensor in operation.tensors)
+        if self._stacks is not None:
+            return self._stacks.apply(operation, sources, self._watch)
+        return self._watch(operation, sources)
+
+    def _watch(self, operation: Operation, sources: tuple[Source | None, ...]) -> Any:
         use = Use(operation, sources, self.ledger, next(self._order))
         return Watched.apply(use, *operation.tensors)  # type: ignore[no-untyped-call]
 
@@ -114,6 +121,8 @@ class Interception(TorchFunctionMode):
         def hand_out(out: Tensor) -> Tensor:
             if id(out) in private or not out.requires_grad:
                 return private.get(id(out), out)
+            if self._stacks is not None:
+                self._stacks.refuse_derived(func, parents)
             return self._provenance.derive(out, parents, func in SELECTIONS)
 
         return tree_map_only(Tensor, hand_out, result)
@@ -134,6 +143,8 @@ class Interception(TorchFunctionMode):
 
     def _run_engine(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A backward pass: look at its graph first, then run it, then square what had to wait."""
+        if self._stacks is not None:
+            self._stacks.refuse_backward()
         call = read_engine_call(func, args, kwargs)
         if call.create_graph:
             raise UnsupportedOperation(

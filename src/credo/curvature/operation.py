@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 
 from torch import Tensor
 
@@ -44,6 +45,12 @@ class Operation(ABC):
     def has_no_examples(self, provenance: Provenance) -> bool:
         """Whether what looks like data is a constant, so that the result stands for parameters alone."""
         return False
+
+    def on(self, tensors: Sequence[Tensor | None]) -> "Operation":
+        """The same operation on other tensors."""
+        twin = copy(self)
+        twin.tensors = tuple(tensors)
+        return twin
 
     def count_examples(self, rows: Tensor) -> None:
         """Takes the number of examples from the leading dimension of `rows`."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.curvature.capture import watching
+from credo.curvature.stacks import Stacks
 from credo.curvature.statistics import Statistics
 from credo.curvature.subjects import Subjects
 from credo.errors import CallOrderError, InvalidValue, NonFiniteError
@@ -49,8 +50,12 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     # What a method adds
 
     @abstractmethod
-    def _draw(self, parameters: list[Tensor], draw: int) -> None:
-        """Turns the mean in `parameters` into sample number `draw`, in place."""
+    def _draw(self, draw: int) -> None:
+        """Turns the mean in the parameters into sample number `draw`, in place."""
+
+    @abstractmethod
+    def _stacks(self, draw: int, samples: int) -> Stacks:
+        """The samples number draw, draw + 1, … side by side; the parameters keep the mean."""
 
     @abstractmethod
     def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
@@ -86,27 +91,33 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             raise CallOrderError("gradients are switched off (no_grad or inference_mode) around a sampling block.")
         parameters = self._trainable()
-        means = [p.detach().clone() for p in parameters]
         before = [p.grad if self._gathered.samples else None for p in parameters]
         self._inside = threading.get_ident()
         try:
             for p in parameters:
                 p.grad = None
-            with torch.no_grad():
-                self._draw(parameters, self.counters["draws"])
-            with watching(self._subjects(parameters), self.settings["reduction"], 1.0, None) as stats:
+            with self._sample(parameters) as stats:
                 yield stats
         except BaseException:
             for p, grad in zip(parameters, before, strict=True):
                 p.grad = grad
             raise
         finally:
-            with torch.no_grad():
-                for p, mean in zip(parameters, means, strict=True):
-                    p.copy_(mean)
             self._inside = None
-        self.counters["draws"] += 1
         self._gather(stats, parameters, before, scale)
+
+    @contextmanager
+    def _sample(self, parameters: list[Tensor]) -> Iterator[Statistics]:
+        """The weights are a sample, in place; or, with slices, several that the operations choose from."""
+        slices, draw = self.settings["mc_slices"], self.counters["draws"]
+        subjects, reduction = self._subjects(parameters), self.settings["reduction"]
+        if slices > 1:
+            with watching(subjects, reduction, stacks=self._stacks(draw, slices)) as stats:
+                yield stats
+        else:
+            with _in_place(parameters, lambda: self._draw(draw)), watching(subjects, reduction) as stats:
+                yield stats
+        self.counters["draws"] += slices
 
     def _gather(
         self, stats: Statistics, parameters: list[Tensor], before: list[Tensor | None], scale: float | None
@@ -130,7 +141,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
             if square.shape != p.shape:
                 raise InvalidValue(f"squares of shape {tuple(square.shape)} for a parameter of shape {tuple(p.shape)}.")
         squares_by_id = {id(p): square.detach().clone() for p, square in squares.items()}
-        self._gathered = Gathered(self.settings["mc_samples"], examples, squares_by_id, 1 / examples, None)
+        self._gathered = Gathered(1, examples, squares_by_id, 1 / examples, vectorized=True)
 
     # Steps
 
@@ -151,14 +162,33 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
 
     def _run(self, closure: Callable[[], Tensor]) -> Tensor:
         self._gathered = Gathered()
+        if self.settings["vectorized"]:
+            return self._run_vectorized(closure)
         losses = []
         for _ in range(self.settings["mc_samples"]):
             with self._block(None) as stats:
                 losses.append(finish_closure(closure(), stats, self.settings["reduction"]))
         return mean_loss(losses)
 
+    def _run_vectorized(self, closure: Callable[[], Tensor]) -> Tensor:
+        """All K samples by one run of the closure under torch.vmap; K·M examples of one mean loss."""
+        self._refuse_inside("step")
+        parameters, samples = self._trainable(), self.settings["mc_samples"]
+        stacks = self._stacks(self.counters["draws"], samples)
+        for p in parameters:
+            p.grad = None
+        with watching(self._subjects(parameters), "mean", stacks=stacks) as stats:
+            losses = stacks.vectorised(closure)
+            loss = finish_closure(losses.flatten(), stats, "mean")
+        self.counters["draws"] += samples
+        self._gather(stats, parameters, [None] * len(parameters), None)
+        self._gathered.vectorized = True
+        return loss
+
     def _require_samples(self) -> None:
         taken, wanted = self._gathered.samples, self.settings["mc_samples"]
+        if self._gathered.vectorized:
+            return
         if taken == 0:
             raise CallOrderError(
                 "no gradient sample was taken. Wrap forward and backward in `with optimizer.sampled():`, or pass a "
@@ -320,3 +350,17 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
                 "number of training examples, not of batches.",
                 stacklevel=4,
             )
+
+
+@contextmanager
+def _in_place(parameters: list[Tensor], draw: Callable[[], None]) -> Iterator[None]:
+    """Lets `draw` change the parameters, and puts the mean back whatever happens."""
+    means = [p.detach().clone() for p in parameters]
+    try:
+        with torch.no_grad():
+            draw()
+        yield
+    finally:
+        with torch.no_grad():
+            for p, mean in zip(parameters, means, strict=True):
+                p.copy_(mean)

@@ -17,6 +17,7 @@ class Gathered:
     squares: dict[int, Tensor] = field(default_factory=dict)
     unit: float = 1.0  # ĥ of one sample = unit · Σᵢ rᵢ²
     scale: float | None = None  # what the losses were multiplied by, where it was declared
+    vectorized: bool = False  # all samples of the step at once, under a mean loss
 
     def add(self, stats: Statistics, parameters: Iterable[Tensor], scale: float | None) -> None:
         """Adds one sample. Its ĥ is the mean over its own examples, so samples count alike."""

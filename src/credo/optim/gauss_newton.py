@@ -70,6 +70,8 @@ class GaussNewton(BayesianOptimizer):
         damping: float,
         tempering: float,
         mc_samples: int,
+        mc_slices: int,
+        vectorized: bool,
         augmentation: float,
         initial_curvature: float | None,
         reduction: str,
@@ -88,10 +90,14 @@ class GaussNewton(BayesianOptimizer):
             "data_size": arguments.whole("data_size", data_size, 1),  # N
             "augmentation": arguments.number("augmentation", augmentation, 1, math.inf),  # ρ
             "mc_samples": arguments.whole("mc_samples", mc_samples, 1),  # K
+            "mc_slices": arguments.whole("mc_slices", mc_slices, 1),
+            "vectorized": bool(vectorized),
             "initial_curvature": initial_curvature,  # s₀
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
         }
+        if vectorized and mc_slices > 1:
+            raise InvalidValue(f"vectorized=True and mc_slices={mc_slices} exclude each other. Choose one.")
         if initial_curvature is not None:
             arguments.number("initial_curvature", initial_curvature, 0, math.inf, open_low=True)
         super().__init__(params, defaults, settings)
@@ -115,7 +121,8 @@ class GaussNewton(BayesianOptimizer):
 
     @final
     def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
-        per_example = 1 if self.settings["reduction"] == "mean" else gathered.examples / gathered.samples
+        mean_loss = self.settings["reduction"] == "mean" or gathered.vectorized
+        per_example = 1 if mean_loss else gathered.examples / gathered.samples
         gradient_unit = 1 / (gathered.samples * per_example * gradient_scale)
         squares_unit = gathered.unit / (gathered.samples * squares_scale**2)
         for group in self.param_groups:

@@ -8,6 +8,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from credo.curvature.stacks import Stacks
 from credo.optim.gauss_newton import GaussNewton
 from credo.posterior import Posterior
 
@@ -44,11 +45,16 @@ class OGN(GaussNewton):
             damping=damping,
             tempering=tempering,
             mc_samples=1,
+            mc_slices=1,
+            vectorized=False,
             augmentation=augmentation,
             initial_curvature=initial_curvature,
             reduction=reduction,
             seed=seed,
         )
 
-    def _draw(self, parameters: list[Tensor], draw: int) -> None:
+    def _draw(self, draw: int) -> None:
         """The mean is the sample."""
+
+    def _stacks(self, draw: int, samples: int) -> Stacks:
+        return Stacks({}, samples)

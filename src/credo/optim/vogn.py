@@ -6,10 +6,12 @@ The update is the one in `gauss_newton`; ĝ and ĥ are taken at samples w = μ +
 
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
+from credo.curvature.stacks import Stacks
 from credo.kernels import noise
-from credo.optim.gauss_newton import GaussNewton
+from credo.optim.gauss_newton import Belief, GaussNewton
 from credo.posterior import Posterior
 
 
@@ -29,6 +31,9 @@ class VOGN(GaussNewton):
     damping: keeps steps and noise bounded where the squares are small; it is part of σ² (see `posterior`).
     tempering: the weight of the KL term, in (0, 1]; schedule it with `credo.TemperingSchedule`.
     augmentation: how many times larger the data are for being augmented; N is multiplied by it.
+    mc_samples: K weight samples a step, each on the whole minibatch. With vectorized=True they are computed
+        together, from a closure that returns losses without calling backward; numbers are the same.
+    mc_slices: cuts the minibatch into slices, each with a weight sample of its own (the paper's scheme).
     initial_curvature: s₀. None takes the squares of the first minibatch; the first step is then at the mean.
     reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
     """
@@ -46,6 +51,8 @@ class VOGN(GaussNewton):
         damping: float = 1e-2,  # γ
         tempering: float = 1.0,  # τ
         mc_samples: int = 1,  # K
+        mc_slices: int = 1,
+        vectorized: bool = False,
         augmentation: float = 1.0,  # ρ
         initial_curvature: float | None = None,  # s₀
         reduction: str = "mean",
@@ -62,16 +69,31 @@ class VOGN(GaussNewton):
             damping=damping,
             tempering=tempering,
             mc_samples=mc_samples,
+            mc_slices=mc_slices,
+            vectorized=vectorized,
             augmentation=augmentation,
             initial_curvature=initial_curvature,
             reduction=reduction,
             seed=seed,
         )
 
-    def _draw(self, parameters: list[Tensor], draw: int) -> None:
+    def _draw(self, draw: int) -> None:
         for index, belief in enumerate(self.beliefs()):
             if belief.curvature is not None and not belief.deterministic:
-                shift = belief.shrinkage + belief.damping
-                noise.sample_(
-                    belief.parameter, belief.curvature, belief.scale, shift, self.settings["seed"], draw, index
-                )
+                self._sample_into(belief.parameter, belief, draw, index)
+
+    def _stacks(self, draw: int, samples: int) -> Stacks:
+        weights = {}
+        for index, belief in enumerate(self.beliefs()):
+            if belief.curvature is not None and not belief.deterministic:
+                mean = belief.parameter.detach()
+                stack = mean.expand(samples, *mean.shape).clone(memory_format=torch.contiguous_format)
+                for k, weight in enumerate(stack):
+                    self._sample_into(weight, belief, draw + k, index)
+                weights[id(belief.parameter)] = stack
+        return Stacks(weights, samples)
+
+    def _sample_into(self, weight: Tensor, belief: Belief, draw: int, index: int) -> None:
+        """weight holds the mean, and then the sample."""
+        shift = belief.shrinkage + belief.damping
+        noise.sample_(weight, belief.curvature, belief.scale, shift, self.settings["seed"], draw, index)

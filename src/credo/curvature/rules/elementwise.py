@@ -56,11 +56,12 @@ class Elementwise(Operation):
         self.name, self._function, self._slopes = name, function, slopes
         self._values = (a, b)
         self.tensors = tuple(v if isinstance(v, Tensor) else None for v in (a, b))
+        self._shape = torch.broadcast_shapes(*(t.shape for t in self.tensors if t is not None))
+        self.lead = self._shape[0] if self._shape else -1
 
     def has_no_examples(self, provenance: Provenance) -> bool:
         """A parameter as large as the result, rows and all, is being masked: no parameter has a row for each example."""
-        shapes = [value.shape for value in self._values if isinstance(value, Tensor)]
-        whole = torch.broadcast_shapes(*shapes)
+        whole = self._shape
         for own, other in (self.tensors, self.tensors[::-1]):
             source = provenance.source(own)
             if source and source.selects and not (other is not None and other.requires_grad):
@@ -68,9 +69,7 @@ class Elementwise(Operation):
         return False
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
-        out = self._function(*self._operands(tensors))
-        self.lead = len(out) if out.dim() else -1
-        return out, ()
+        return self._function(*self._operands(tensors)), ()
 
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]

@@ -6,6 +6,7 @@ and checked against the output; otherwise each row's gradient is sent back throu
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -40,11 +41,18 @@ class Generic(Operation):
 
     def run(self) -> tuple[Any, bool]:
         """The result, in a private graph (so that randomness happens once), and whether it has a gradient."""
-        self._own = [_leaf(t) for t in self.tensors if t is not None]
-        self._result = self.call(*self._own)
+        with torch.enable_grad():
+            self._own = [_leaf(t, shared) for t, shared in zip(self.tensors, self._shared, strict=True) if t is not None]
+            self._result = self.call(*self._own)
         outputs = (self._result,) if isinstance(self._result, Tensor) else self._result
         self._outputs = tuple(outputs) if isinstance(outputs, (tuple, list)) else ()
         return self._result, any(isinstance(out, Tensor) and out.requires_grad for out in self._outputs)
+
+    def on(self, tensors: Sequence[Tensor | None]) -> "Operation":
+        twin = copy(self)
+        twin.tensors = tuple(tensors)
+        twin.run()
+        return twin
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
         first = self._outputs[0]
@@ -134,6 +142,6 @@ class RowByRow(Contribution):
         return share
 
 
-def _leaf(tensor: Tensor) -> Tensor:
+def _leaf(tensor: Tensor, shared: bool) -> Tensor:
     leaf = tensor.detach()
-    return leaf.requires_grad_() if tensor.is_floating_point() and tensor.requires_grad else leaf
+    return leaf.requires_grad_() if tensor.is_floating_point() and (shared or tensor.requires_grad) else leaf

@@ -32,6 +32,7 @@ class Convolution {
     static constexpr int64_t width = Simd<T>::width;
     static constexpr int64_t chunk_places = 4096;    // of a chunk of examples: near what the L2 cache holds
     static constexpr int64_t chunk_bytes = 12 << 20;  // and never more memory than this
+    static constexpr int64_t l2_bytes = 5 << 18;
     static constexpr int64_t slice_bytes = 4 << 20;
     static constexpr int64_t adjacent_channels = 128;  // beyond, places of an unpacked image fall on the same cache sets
 
@@ -107,7 +108,7 @@ class Convolution {
         const bool whole = !as_vectors || channels % block == 0;  // a vector must not reach past the last channel
         if (s.channel == 1 && s.place <= adjacent_channels && whole)
             return Operand{false, block, count, block, s.example, s.place};
-        const int64_t pitch = divide_up(block, width) * width;
+        const int64_t pitch = block < width ? block : divide_up(block, width) * width;
         return Operand{true, block, count, 0, places * pitch, pitch};
     }
 
@@ -115,7 +116,7 @@ class Convolution {
         const int64_t places = product(at.places), bytes = larger(1, sizeof(T) * packed_elements_of(1));
         slices = smaller(smaller(at.examples, divide_up(16, at.groups)), larger(1, at.examples * places / chunk_places));
         const int64_t most = sliced() ? divide_up(at.examples, slices) : at.examples;
-        const int64_t wanted = smaller(most, divide_up(chunk_places, places));
+        const int64_t wanted = smaller(most, larger(divide_up(1024, places), l2_bytes / bytes));
         chunk = larger(1, smaller(wanted, chunk_bytes / bytes / (sliced() ? 2 : 1)));
         if (x.packed && !runs) x.block = chunk * x.example;
         if (g.packed) g.block = chunk * g.example;

@@ -24,7 +24,9 @@ void pack_block(const T* from, const Strides& s, int64_t count, int64_t places, 
         }
         return;
     }
-    const int64_t squares = places / width * width;  // transposed in registers; what is left over, one by one
+    // Squares are transposed in registers. Where the pitch is less than a vector, each store spills over the places
+    // that come next and are written later; so the last place, and what makes no whole square, goes one by one.
+    const int64_t squares = (places - 1) / width * width;
     for (int64_t c = 0; c < pitch; c += width) {
         for (int64_t p = 0; p < squares; p += width) {
             typename S::Vector rows[width];
@@ -33,8 +35,9 @@ void pack_block(const T* from, const Strides& s, int64_t count, int64_t places, 
             transpose<width>(rows);
             for (int64_t i = 0; i < width; ++i) S::store(to + (p + i) * pitch + c, rows[i]);
         }
+        const int64_t end = c + width < pitch ? c + width : pitch;
         for (int64_t p = squares; p < places; ++p)
-            for (int64_t i = c; i < c + width; ++i) to[p * pitch + i] = i < count ? from[i * s.channel + p] : 0;
+            for (int64_t i = c; i < end; ++i) to[p * pitch + i] = i < count ? from[i * s.channel + p] : 0;
     }
 }
 

@@ -1,0 +1,48 @@
+// A walk over lists of tensors in tiles, divided among threads.
+#pragma once
+
+#include "simd.h"
+
+namespace {
+
+constexpr int64_t tile_size = 64;          // elements; a whole number of vectors of every instruction set
+constexpr int64_t tiles_per_thread = 128;  // fewer than this are done before another thread wakes up
+
+CREDO_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+CREDO_INLINE int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
+
+// Tensors of `sizes` elements; tensor k is a piece of a longer row and begins at its element starts[k], or 0.
+struct List {
+    int64_t count;
+    const int64_t *sizes, *starts;
+
+    CREDO_INLINE int64_t start(int64_t k) const { return starts ? starts[k] : 0; }
+    CREDO_INLINE int64_t first_tile(int64_t k) const { return start(k) / tile_size; }
+    CREDO_INLINE int64_t tiles(int64_t k) const {
+        return (start(k) + sizes[k] + tile_size - 1) / tile_size - first_tile(k);
+    }
+};
+
+// What lies in the tiles [first, last) of all the list's tiles: body(tensor, begin, end) for each piece of a tensor.
+template <typename Body>
+void visit(const List& list, int64_t first, int64_t last, const Body& body) {
+    for (int64_t k = 0, before = 0; k < list.count && before < last; before += list.tiles(k++)) {
+        const int64_t row = (list.first_tile(k) - before) * tile_size - list.start(k);
+        const int64_t begin = larger(0, row + first * tile_size);
+        const int64_t end = smaller(list.sizes[k], row + last * tile_size);
+        if (begin < end) body(k, begin, end);
+    }
+}
+
+// Cuts only between tiles, so that no element's arithmetic depends on the number of threads.
+template <typename Body>
+void divide(const List& list, int64_t threads, const Body& body) {
+    int64_t tiles = 0;
+    for (int64_t k = 0; k < list.count; ++k) tiles += list.tiles(k);
+    threads = larger(1, smaller(threads, tiles / tiles_per_thread));
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
+    for (int64_t part = 0; part < threads; ++part)
+        visit(list, tiles * part / threads, tiles * (part + 1) / threads, body);
+}
+
+}  // namespace

@@ -1,0 +1,99 @@
+// Standard normals, and weights w = μ + ε·√(scale / (curvature + shift)) in one pass, for lists of tensors.
+#include "gaussian.h"
+#include "lists.h"
+
+namespace {
+
+// One tile; a tensor of shifts, or one number for all.
+template <bool shifted, typename T>
+CREDO_INLINE void combine(T* out, const T* mean, const T* curvature, const T* shifts, T scale, T shift, const T* noise) {
+#pragma omp simd
+    for (int i = 0; i < tile_size; ++i)
+        out[i] = mean[i] + noise[i] * root(scale / (curvature[i] + (shifted ? shifts[i] : shift)));
+}
+
+// A piece of a tile is done as a whole tile on copies: the same arithmetic, wherever the cut.
+template <bool shifted, typename T>
+void combine_some(T* out, const T* mean, const T* curvature, const T* shifts, T scale, T shift, const T* noise,
+                  int64_t count) {
+    T w[tile_size], m[tile_size] = {}, c[tile_size] = {}, s[tile_size] = {}, n[tile_size] = {};
+    const size_t bytes = count * sizeof(T);
+    std::memcpy(m, mean, bytes);
+    std::memcpy(c, curvature, bytes);
+    if (shifted) std::memcpy(s, shifts, bytes);
+    std::memcpy(n, noise, bytes);
+    combine<shifted>(w, m, c, s, scale, shift, n);
+    std::memcpy(out, w, bytes);
+}
+
+// What the noise of a list depends on: seed and stream of all, and each tensor's index.
+struct Keys {
+    const int64_t *seed_stream, *indices;
+
+    Key operator[](int64_t k) const { return {uint64_t(seed_stream[0]), uint64_t(seed_stream[1]), uint64_t(indices[k])}; }
+};
+
+// Calls body(i, number of elements, their noise) for each tile, or piece of a tile, of a tensor's [begin, end).
+template <typename T, typename Body>
+CREDO_INLINE void with_noise(Key key, int64_t start, int64_t begin, int64_t end, const Body& body) {
+    T noise[tile_size];
+    for (int64_t i = begin; i < end;) {
+        const int64_t position = start + i, lane = position % tile_size, count = smaller(tile_size - lane, end - i);
+        gaussians(key, position / tile_size, noise);
+        body(i, count, noise + lane);
+        i += count;
+    }
+}
+
+template <typename T>
+int64_t normal(const List& list, T* const* outs, Keys keys, int64_t threads) {
+    divide(list, threads, [&](int64_t k, int64_t begin, int64_t end) {
+        with_noise<T>(keys[k], list.start(k), begin, end, [&](int64_t i, int64_t count, const T* noise) {
+            std::memcpy(outs[k] + i, noise, count * sizeof(T));
+        });
+    });
+    return 0;
+}
+
+// `tensors`: rows of weights, means, curvatures and shifts; the last are null when `shift` is for all.
+template <bool shifted, typename T>
+int64_t sample(const List& list, T* const* tensors, T scale, T shift, Keys keys, int64_t threads) {
+    divide(list, threads, [&](int64_t k, int64_t begin, int64_t end) {
+        T* const weight = tensors[k];
+        const T *const mean = tensors[list.count + k], *const curvature = tensors[2 * list.count + k];
+        const T* const shifts = shifted ? tensors[3 * list.count + k] : mean;
+        with_noise<T>(keys[k], list.start(k), begin, end, [&](int64_t i, int64_t count, const T* noise) {
+            if (count == tile_size)
+                combine<shifted>(weight + i, mean + i, curvature + i, shifts + i, scale, shift, noise);
+            else
+                combine_some<shifted>(weight + i, mean + i, curvature + i, shifts + i, scale, shift, noise, count);
+        });
+    });
+    return 0;
+}
+
+}  // namespace
+
+// The four words of one block, for the tests.
+CREDO_EXPORT(noise_words)(const int64_t* seed_stream, int64_t index, int64_t block, uint32_t* out) {
+    const Words words = philox(Keys{seed_stream, &index}[0], Lanes{} + uint64_t(block));
+    out[0] = uint32_t(words.x[0]), out[1] = uint32_t(words.y[0]);
+    out[2] = uint32_t(words.z[0]), out[3] = uint32_t(words.w[0]);
+    return 0;
+}
+
+// `layout` holds the sizes, the indices and the starts of `count` tensors.
+#define CREDO_NOISE(T, type)                                                                                           \
+    CREDO_EXPORT(normal_##type)(T* const* outs, const int64_t* layout, int64_t count, const int64_t* seed_stream,      \
+                                int64_t threads) {                                                                     \
+        return normal<T>({count, layout, layout + 2 * count}, outs, {seed_stream, layout + count}, threads);           \
+    }                                                                                                                  \
+    CREDO_EXPORT(sample_##type)(T* const* tensors, const int64_t* layout, int64_t count, const int64_t* seed_stream,   \
+                                const double* scale_shift, int64_t threads) {                                          \
+        const auto run = tensors[3 * count] ? sample<true, T> : sample<false, T>;                                      \
+        return run({count, layout, layout + 2 * count}, tensors, T(scale_shift[0]), T(scale_shift[1]),                 \
+                   {seed_stream, layout + count}, threads);                                                            \
+    }
+
+CREDO_NOISE(float, f32)
+CREDO_NOISE(double, f64)

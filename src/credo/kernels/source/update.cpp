@@ -1,0 +1,99 @@
+// VOGN's update in one pass, and whether all numbers of a list are finite, for lists of tensors.
+#include <cstring>
+
+#include "lists.h"
+
+namespace {
+
+template <typename T>
+struct Settings {
+    T lr, momentum, ema_rate, keep, prior, damping, gradient_scale, squares_scale;
+};
+
+template <typename T>
+Settings<T> settings_of(const double* v) {
+    return {T(v[0]), T(v[1]), T(v[2]), T(1 - v[2]), T(v[3]), T(v[4]), T(v[5]), T(v[6])};
+}
+
+template <typename T>
+struct Operands {
+    T *mean, *momentum, *curvature;
+    const T *gradient, *squares, *prior, *prior_mean;
+};
+
+// m ← β₁m + ĝ + δ̃(μ−μ₀),  s ← (1−β₂)s + β₂ĥ,  μ ← μ − α·m/(s+δ̃+γ) for the elements [begin, end).
+template <bool prior_tensor, bool prior_mean, typename T>
+void vogn(const Operands<T> at, const Settings<T> set, int64_t begin, int64_t end) {
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) {
+        const T prior = prior_tensor ? at.prior[i] : set.prior;
+        const T away = prior_mean ? at.mean[i] - at.prior_mean[i] : at.mean[i];
+        const T m = set.momentum * at.momentum[i] + set.gradient_scale * at.gradient[i] + prior * away;
+        const T s = set.keep * at.curvature[i] + set.ema_rate * (set.squares_scale * at.squares[i]);
+        at.momentum[i] = m;
+        at.curvature[i] = s;
+        at.mean[i] -= set.lr * m / (s + prior + set.damping);
+    }
+}
+
+// `tensors`: rows of `count` pointers (means, momenta, curvatures, gradients, squares, priors, prior means); the last two
+// rows may hold nulls throughout: the prior is then the number in `settings`, its mean zero.
+template <typename T>
+int64_t vogn_list(T* const* tensors, const int64_t* sizes, int64_t count, const double* numbers, int64_t threads) {
+    const auto settings = settings_of<T>(numbers);
+    divide({count, sizes, nullptr}, threads, [&](int64_t k, int64_t begin, int64_t end) {
+        const auto row = [&](int r) { return tensors[r * count + k]; };
+        const Operands<T> at = {row(0), row(1), row(2), row(3), row(4), row(5), row(6)};
+        const auto run = at.prior ? (at.prior_mean ? vogn<true, true, T> : vogn<true, false, T>)
+                                  : (at.prior_mean ? vogn<false, true, T> : vogn<false, false, T>);
+        run(at, settings, begin, end);
+    });
+    return 0;
+}
+
+// A number is infinite or NaN when its exponent is all ones: as an integer, and without its sign, it is then the largest.
+// Looked at in pieces: an early end without a branch per element.
+template <typename Bits>
+bool finite(const Bits* numbers, int64_t begin, int64_t end, Bits infinity) {
+    constexpr int64_t piece_size = 1 << 15;
+    for (int64_t piece = begin; piece < end; piece += piece_size) {
+        const int64_t stop = smaller(piece + piece_size, end);
+        Bits largest = 0;
+#pragma omp simd reduction(max : largest)
+        for (int64_t i = piece; i < stop; ++i) {
+            const Bits magnitude = numbers[i] & ~(Bits(1) << (8 * sizeof(Bits) - 1));
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        if (largest >= infinity) return false;
+    }
+    return true;
+}
+
+template <typename Bits>
+int64_t all_finite(const Bits* const* tensors, const int64_t* sizes, int64_t count, Bits infinity, int64_t threads) {
+    int64_t wrong = 0;
+    divide({count, sizes, nullptr}, threads, [&](int64_t k, int64_t begin, int64_t end) {
+        if (finite(tensors[k], begin, end, infinity)) return;
+#pragma omp atomic write
+        wrong = 1;
+    });
+    return !wrong;
+}
+
+}  // namespace
+
+CREDO_EXPORT(vogn_f32)(float* const* tensors, const int64_t* sizes, int64_t count, const double* settings, int64_t threads) {
+    return vogn_list(tensors, sizes, count, settings, threads);
+}
+
+CREDO_EXPORT(vogn_f64)(double* const* tensors, const int64_t* sizes, int64_t count, const double* settings, int64_t threads) {
+    return vogn_list(tensors, sizes, count, settings, threads);
+}
+
+CREDO_EXPORT(all_finite_f32)(const int32_t* const* tensors, const int64_t* sizes, int64_t count, int64_t threads) {
+    return all_finite<int32_t>(tensors, sizes, count, 0x7f800000, threads);
+}
+
+CREDO_EXPORT(all_finite_f64)(const int64_t* const* tensors, const int64_t* sizes, int64_t count, int64_t threads) {
+    return all_finite<int64_t>(tensors, sizes, count, 0x7ff0000000000000, threads);
+}

@@ -1,0 +1,177 @@
+"""Slices with samples of their own, and vectorised samples, against one sample after the other."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import credo
+from credo.errors import InvalidValue, UnsupportedOperation
+from tests.optim.replay import clone_with, snapshot
+
+
+class Scaled(nn.Module):
+    """Bare parameters among the layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 5)
+        self.scale, self.shift = nn.Parameter(torch.rand(5)), nn.Parameter(torch.rand(()))
+        self.activation = nn.PReLU(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.inner(x)) * self.scale + self.shift
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 3, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
+
+
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    return nn.Sequential(layer, nn.Flatten(), nn.Linear(20, 3))
+
+
+MODELS = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (7, 4)),
+    "no bias": (lambda: nn.Linear(4, 3, bias=False), (7, 4)),
+    "sequence": (lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Flatten(), nn.Linear(15, 3)), (7, 3, 4)),
+    "convolution": (convolutional, (7, 2, 6, 6)),
+    "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(2, 2, 2), nn.Flatten(), nn.Linear(32, 3)), (7, 2, 3, 3)),
+    "batch norm": (lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), (7, 4)),
+    "group norm": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3)), (7, 2, 6, 6)),
+    "bare parameters": (lambda: nn.Sequential(Scaled(), nn.Linear(5, 3)), (7, 4)),
+    "twice": (lambda: (lambda layer: nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(4, 3)))(nn.Linear(4, 4)), (7, 4)),
+}
+
+
+def build(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        make, shape = MODELS[name]
+        return make().double(), torch.randn(shape, dtype=torch.float64), torch.arange(shape[0]) % 3
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if n != "batch norm"])
+def test_vectorised_samples_are_those_taken_one_after_the_other(name, both_kernels):
+    results = []
+    for vectorized in (False, True):
+        model, x, y = build(name)
+        optimizer = credo.VOGN(model, data_size=50, mc_samples=3, initial_curvature=0.5, vectorized=vectorized)
+        losses = [optimizer.step(lambda: F.cross_entropy(model(x), y, reduction="none")) for _ in range(3)]
+        results.append((snapshot(model), optimizer.curvature(), torch.stack(losses), dict(optimizer.counters)))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("slices", [2, 3, 7, 20])
+def test_slices_have_samples_of_their_own(name, slices, both_kernels):
+    if name == "batch norm" and slices != 2:
+        return
+    model, x, y = build(name)
+    options = {"data_size": 50, "initial_curvature": 0.5, "momentum": 0.0, "prior_precision": 0.0, "lr": 1.0, "damping": 1.0}
+    looker = credo.VOGN(model, **options)
+    samples = []
+    for _ in range(slices):
+        with looker.sampled():
+            samples.append(snapshot(model))
+    if name == "batch norm":
+        return check_batch_norm(model, x, y, options, samples)
+    g, h = sliced_means(model, samples[: len(x)], x, y)
+    before = snapshot(model)
+    optimizer = credo.VOGN(model, mc_slices=slices, **options)
+    with optimizer.sampled():
+        F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    for key, mean in before.items():
+        s = 0.9 * 0.5 + 0.1 * h[key]
+        torch.testing.assert_close(optimizer.curvature()[key], s, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(model.get_parameter(key).detach(), mean - g[key] / (s + 1.0), rtol=1e-9, atol=1e-12)
+
+
+def sliced_means(model, samples, x, y):
+    """ĝ and ĥ, example by example, each at the weights of its slice."""
+    owner = torch.cat([torch.full((len(part),), k) for k, part in enumerate(torch.arange(len(x)).tensor_split(len(samples)))])
+    g = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    h = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for i in range(len(x)):
+        twin = clone_with(model, samples[int(owner[i])])
+        grads = torch.autograd.grad(F.cross_entropy(twin(x[i : i + 1]), y[i : i + 1]), list(twin.parameters()))
+        for name, grad in zip(g, grads, strict=True):
+            g[name] += grad / len(x)
+            h[name] += grad.square() / len(x)
+    return g, h
+
+
+def check_batch_norm(model, x, y, options, samples):
+    """The statistics are those of the whole batch: the forward equals slices put together before the norm."""
+    layer, norm, head = model
+    halves = torch.arange(len(x)).tensor_split(2)
+    hidden = torch.cat([F.linear(x[part], samples[k]["0.weight"], samples[k]["0.bias"]) for k, part in enumerate(halves)])
+    normed = F.batch_norm(hidden, None, None, norm.weight, norm.bias, training=True)
+    out = torch.cat([F.linear(normed[part], samples[k]["2.weight"], samples[k]["2.bias"]) for k, part in enumerate(halves)])
+    optimizer = credo.VOGN(model, mc_slices=2, **options)
+    with optimizer.sampled():
+        seen = model(x)
+        F.cross_entropy(seen, y).backward()
+    torch.testing.assert_close(seen.detach(), out.detach(), rtol=1e-12, atol=1e-12)
+    optimizer.step()
+
+
+def test_the_parameters_hold_the_mean_while_operations_see_samples():
+    model, x, _ = build("mlp")
+    optimizer = credo.VOGN(model, data_size=50, mc_slices=2, initial_curvature=1.0)
+    before = snapshot(model)
+    with optimizer.sampled():
+        assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+        assert not torch.allclose(model(x), clone_with(model, before)(x))
+
+
+REFUSED = {
+    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+    "gru": lambda: nn.Sequential(nn.GRU(4, 3, batch_first=True)),
+}
+
+
+@pytest.mark.parametrize("build_model", REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize("options", [{"mc_slices": 2}, {"mc_samples": 2, "vectorized": True}])
+def test_what_cannot_have_many_weights_is_refused_by_name(build_model, options):
+    model = build_model()
+    before = snapshot(model)
+    optimizer = credo.VOGN(model, data_size=50, initial_curvature=1.0, **options)
+    x = torch.randn(4, 5, 4) if isinstance(model, nn.Sequential) else torch.randn(4, 4)
+
+    def losses():
+        out = model(x)
+        return (out[0] if isinstance(out, tuple) else out).flatten(1).sum(1)
+
+    with pytest.raises(UnsupportedOperation, match="slices|vectorized"):
+        optimizer.step(losses)
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+def test_vectorised_batch_norm_is_refused():
+    model, x, y = build("batch norm")
+    optimizer = credo.VOGN(model, data_size=50, mc_samples=2, vectorized=True, initial_curvature=1.0)
+    with pytest.raises(UnsupportedOperation, match="batch_norm.*vectorized=False"):
+        optimizer.step(lambda: F.cross_entropy(model(x), y, reduction="none"))
+
+
+def test_vectorised_and_sliced_exclude_each_other():
+    with pytest.raises(InvalidValue, match="exclude"):
+        credo.VOGN(nn.Linear(2, 2), data_size=5, mc_slices=2, vectorized=True)
+
+
+def test_a_closure_that_calls_backward_cannot_be_vectorised():
+    model, x, y = build("mlp")
+    optimizer = credo.VOGN(model, data_size=50, mc_samples=2, vectorized=True, initial_curvature=1.0)
+    before = snapshot(model)
+
+    def closure():
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    with pytest.raises(credo.errors.CallOrderError, match="vectorized.*without calling backward"):
+        optimizer.step(closure)
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
