@@ -1,10 +1,31 @@
 """credo: deep networks that know how sure they are, by changing the optimiser and nothing else."""
 
-from credo import kernels
+from credo import errors, kernels, metrics
 from credo.curvature.capture import capture, squared_gradients
 from credo.curvature.operation import Operation
 from credo.curvature.rules import register_rule
+from credo.metrics import evaluate
+from credo.optim import OGN, VOGN, TemperingSchedule
+from credo.posterior import DiagonalPosterior, Posterior, elbo, load_posterior
+from credo.predict import predict
 
 __version__ = "0.1.0"
 
-__all__ = ["Operation", "capture", "kernels", "register_rule", "squared_gradients"]
+__all__ = [
+    "OGN",
+    "VOGN",
+    "DiagonalPosterior",
+    "Operation",
+    "Posterior",
+    "TemperingSchedule",
+    "capture",
+    "elbo",
+    "errors",
+    "evaluate",
+    "kernels",
+    "load_posterior",
+    "metrics",
+    "predict",
+    "register_rule",
+    "squared_gradients",
+]

@@ -54,7 +54,7 @@ class Operation(ABC):
 
     def count_examples(self, rows: Tensor) -> None:
         """Takes the number of examples from the leading dimension of `rows`."""
-        self.lead = len(rows) if rows.dim() > 1 else -1
+        self.lead = rows.shape[0] if rows.dim() > 1 else -1
         self.merged_from = lead_before_merge(rows)
 
 
@@ -72,13 +72,13 @@ def lead_before_merge(rows: Tensor) -> int | None:
 
 
 def by_example(rows: Tensor, examples: int, axis: int = 0) -> Tensor:
-    """(M, …, d) or merged (M·T, d) as (M, T, d); with axis 1, (T, M, d) or merged (T·M, d)."""
-    positions = rows[..., 0].numel() // max(examples, 1)
+    """(M, …, d) or merged (M·T, d) as (M, T, d), or as (M, d) if T = 1; with axis 1, (T, M, d) or merged (T·M, d)."""
+    width = rows.shape[-1]
     if axis == 1:
-        return rows.reshape(positions, examples, rows.shape[-1]).transpose(0, 1)
-    return rows.reshape(examples, positions, rows.shape[-1])
-
-
+        return rows.reshape(-1, examples, width).transpose(0, 1)
+    if rows.dim() == 2 and rows.shape[0] == examples:
+        return rows
+    return rows.reshape(examples, math.prod(rows.shape[:-1]) // max(examples, 1), width)
 
 
 def examples_second(rows: Tensor, name: str) -> int:

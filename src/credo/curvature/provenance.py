@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 # Each element of the result is an element of the argument, none twice: squares pull back like gradients.
 SELECTIONS = frozenset(
@@ -70,7 +69,6 @@ class Derived(torch.autograd.Function):
         return source.tensor.detach()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         source = ctx.source
         with torch._C.DisableTorchFunction():

@@ -24,29 +24,50 @@ class Subjects:
 def subjects_of(parameters: Parameters) -> Subjects:
     """Reads a module, parameters() or named_parameters(); anything else is an error that says what it got."""
     if isinstance(parameters, torch.nn.Module):
-        refuse_opaque(parameters)
-        return Subjects(list(parameters.named_parameters()), list(parameters.buffers()))
+        named: dict[int, tuple[str, Tensor]] = {}
+        buffers: list[Tensor] = []
+        for prefix, part in _parts(parameters):
+            _refuse_opaque(prefix, part)
+            for name, p in part._parameters.items():
+                if p is not None:
+                    named.setdefault(id(p), (prefix + name, p))
+            buffers += [b for b in part._buffers.values() if b is not None]
+        return Subjects(list(named.values()), buffers)
     if isinstance(parameters, (Tensor, str, dict)) or not isinstance(parameters, Iterable):
         raise InvalidType(
             "parameters must be a module, model.parameters() or model.named_parameters(); "
             f"got {type(parameters).__name__}."
         )
-    named = [_named(k, entry) for k, entry in enumerate(parameters)]
-    if not named:
+    pairs = [_named(k, entry) for k, entry in enumerate(parameters)]
+    if not pairs:
         raise InvalidValue("parameters is empty: nothing to watch. Was a generator used up before?")
-    return Subjects(named, [])
+    return Subjects(pairs, [])
+
+
+def _parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """The module and all in it, each once, with the prefix of its names; several times faster than named_modules."""
+    found, seen = [("", module)], {id(module)}
+    for prefix, part in found:
+        for name, child in part._modules.items():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                found.append((f"{prefix}{name}.", child))
+    return found
 
 
 def refuse_opaque(module: torch.nn.Module) -> None:
     """Compiled and scripted modules run where no operation can be seen."""
-    opaque = (torch.jit.ScriptModule, torch._dynamo.eval_frame.OptimizedModule)
-    for name, part in module.named_modules():
-        if isinstance(part, opaque):
-            kind = "scripted" if isinstance(part, torch.jit.ScriptModule) else "compiled"
-            raise UnsupportedOperation(
-                f"module {name or type(part).__name__!r} is {kind}, so its operations cannot be watched. "
-                "Pass and call the plain module (of a compiled one: module._orig_mod)."
-            )
+    for prefix, part in _parts(module):
+        _refuse_opaque(prefix, part)
+
+
+def _refuse_opaque(prefix: str, part: torch.nn.Module) -> None:
+    if isinstance(part, (torch.jit.ScriptModule, torch._dynamo.eval_frame.OptimizedModule)):
+        kind = "scripted" if isinstance(part, torch.jit.ScriptModule) else "compiled"
+        raise UnsupportedOperation(
+            f"module {prefix.rstrip('.') or type(part).__name__!r} is {kind}, so its operations cannot be watched. "
+            "Pass and call the plain module (of a compiled one: module._orig_mod)."
+        )
 
 
 def _named(index: int, entry: Any) -> tuple[str, Tensor]:

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from credo.curvature.contribution import Contribution
 from credo.curvature.ledger import Use
@@ -27,7 +26,6 @@ class Watched(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         use: Use = ctx.use
         needed = ctx.needs_input_grad[1:]

@@ -126,26 +126,32 @@ class GaussNewton(BayesianOptimizer):
         gradient_unit = 1 / (gathered.samples * per_example * gradient_scale)
         squares_unit = gathered.unit / (gathered.samples * squares_scale**2)
         for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None and id(p) in gathered.squares:
-                    self._update_one(group, p, gathered.squares[id(p)], gradient_unit, squares_unit)
+            ready = [p for p in group["params"] if p.grad is not None and id(p) in gathered.squares]
+            if ready:
+                squares = [gathered.squares[id(p)] for p in ready]
+                self._update_group(group, ready, squares, gradient_unit, squares_unit)
 
-    def _update_one(
-        self, group: dict[str, Any], p: Tensor, squares: Tensor, gradient_unit: float, squares_unit: float
+    def _update_group(
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        squares: list[Tensor],
+        gradient_unit: float,
+        squares_unit: float,
     ) -> None:
-        state = self._state(p, squares, squares_unit)
-        prior = self._shrinkage(group, p)
-        update.vogn_(
-            p,
-            state["momentum"],
-            state["curvature"],
-            p.grad,
+        states = [self._state(p, square, squares_unit) for p, square in zip(parameters, squares, strict=True)]
+        priors = [self._shrinkage(group, p) for p in parameters]
+        update.vogn_all_(
+            [p.detach() for p in parameters],
+            [state["momentum"] for state in states],
+            [state["curvature"] for state in states],
+            [p.grad for p in parameters],  # type: ignore[misc]
             squares,
             lr=float(group["lr"]),
             beta1=group["momentum"],
             beta2=group["ema_rate"],
-            prior=prior,
-            prior_mean=state.get("prior_mean"),
+            prior=priors if isinstance(priors[0], Tensor) else priors[0],
+            prior_mean=[state["prior_mean"] for state in states] if "prior_mean" in states[0] else None,
             damping=group["damping"],
             gradient_scale=gradient_unit,
             squares_scale=squares_unit,

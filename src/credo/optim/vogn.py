@@ -78,22 +78,36 @@ class VOGN(GaussNewton):
         )
 
     def _draw(self, draw: int) -> None:
-        for index, belief in enumerate(self.beliefs()):
-            if belief.curvature is not None and not belief.deterministic:
-                self._sample_into(belief.parameter, belief, draw, index)
+        self._sample_into([b.parameter.detach() for b in self._uncertain()], draw)
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
-        weights = {}
-        for index, belief in enumerate(self.beliefs()):
-            if belief.curvature is not None and not belief.deterministic:
-                mean = belief.parameter.detach()
-                stack = mean.expand(samples, *mean.shape).clone(memory_format=torch.contiguous_format)
-                for k, weight in enumerate(stack):
-                    self._sample_into(weight, belief, draw + k, index)
-                weights[id(belief.parameter)] = stack
-        return Stacks(weights, samples)
+        beliefs = self._uncertain()
+        means = [b.parameter.detach() for b in beliefs]
+        stacks = [m.new_empty((samples, *m.shape)).copy_(m) for m in means]
+        for k in range(samples):
+            self._sample_into([stack[k] for stack in stacks], draw + k)
+        return Stacks({id(b.parameter): stack for b, stack in zip(beliefs, stacks, strict=True)}, samples)
 
-    def _sample_into(self, weight: Tensor, belief: Belief, draw: int, index: int) -> None:
-        """weight holds the mean, and then the sample."""
-        shift = belief.shrinkage + belief.damping
-        noise.sample_(weight, belief.curvature, belief.scale, shift, self.settings["seed"], draw, index)
+    def _sample_into(self, weights: list[Tensor], draw: int) -> None:
+        """The weights hold the mean, and then sample number `draw`: one call for each (τ, δ̃ + γ) there is."""
+        alike: dict[Any, list[int]] = {}
+        beliefs = self._uncertain()
+        for k, b in enumerate(beliefs):
+            shift = b.shrinkage + b.damping
+            alike.setdefault((b.scale, "a number each" if isinstance(shift, Tensor) else shift), []).append(k)
+        for (scale, _), places in alike.items():
+            shifts = [beliefs[k].shrinkage + beliefs[k].damping for k in places]
+            noise.sample_all_(
+                [weights[k] for k in places],
+                [beliefs[k].curvature for k in places],  # type: ignore[misc]
+                scale,
+                shifts if isinstance(shifts[0], Tensor) else shifts[0],
+                self.settings["seed"],
+                draw,
+                places,
+                [0] * len(places),
+            )
+
+    def _uncertain(self) -> list[Belief]:
+        """The parameters that have a curvature, and so a width."""
+        return [b for b in self.beliefs() if b.curvature is not None and not b.deterministic]

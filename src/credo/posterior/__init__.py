@@ -1,4 +1,4 @@
-"""Gaussian posteriors over named weights: what is known about a network after training, apart from any optimiser."""
+"""Gaussian posteriors over named weights: what training leaves, independent of the optimiser."""
 
 from credo.posterior.base import Posterior, Prior, Weights
 from credo.posterior.diagonal import DiagonalPosterior

@@ -49,7 +49,8 @@ class Posterior(ABC):
     def sample_many(self, generator: torch.Generator | None, n: int) -> Weights:
         """n draws, stacked along a new first dimension.
 
-        Drawing n at once, or in any split, gives the same weights bit for bit: draws are consecutive in the stream.
+        Drawing n at once or in any split gives the same weights bit for bit: draws follow each other in the
+        stream.
         """
 
     @abstractmethod
@@ -100,5 +101,5 @@ class Posterior(ABC):
 
     @final
     def save(self, path: str | PathLike[str]) -> None:
-        """Write a safetensors file that `credo.load_posterior` verifies; the old file stays until the new is safe."""
+        """Write a file that `credo.load_posterior` verifies; an old one stays until the new one is safe."""
         save_posterior(path, self.kind, self.tensors(), self.metadata)

@@ -1,9 +1,9 @@
-"""Doubling a tree of modules: new module objects, the same tensors, and a note of every place that holds one."""
+"""Doubling a tree of modules: new module objects, the same tensors, and where each of them is held."""
 
 import functools
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -11,8 +11,9 @@ from torch import nn
 class Doubles:
     """`root` is the double of the model; `slots[id(t)]` are the (container, key) places that hold tensor t.
 
-    What leads from a module back into the tree is followed, or the double would call the original: containers,
-    bound methods, partials, closures, hooks. Other objects are shared. Parameters are shared, buffers copied.
+    What leads from a module back into the tree is followed, or the double would call the original:
+    containers, bound methods, partials, closures, hooks. Other objects are shared. So are parameters;
+    buffers are copied.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -32,16 +33,16 @@ class Doubles:
         return value if double is None else double(self, value)
 
     def _module(self, module: nn.Module) -> nn.Module:
-        twin = module.__class__.__new__(module.__class__)
+        twin: nn.Module = object.__new__(type(module))
         self._memo[id(module)] = twin
         self._fill(twin.__dict__, module.__dict__)
         twin.__dict__["training"] = False
         twin.__dict__.pop("_compiled_call_impl", None)  # module.compile() bound it to the original
         return twin
 
-    def _fill(self, twin: dict[object, object] | dict[str, object], source: dict[object, object]) -> None:
+    def _fill(self, twin: dict[Any, object], source: dict[Any, object]) -> None:
         for key, value in source.items():
-            twin[key] = self._of(value)  # type: ignore[index]
+            twin[key] = self._of(value)
             self._note(value, twin, key)
 
     def _note(self, value: object, container: object, key: object) -> None:
@@ -69,12 +70,12 @@ class Doubles:
         return types.MethodType(source.__func__, self._of(source.__self__))
 
     def _partial(self, source: "functools.partial[object]") -> object:
-        function, arguments = self._of(source.func), map(self._of, source.args)
+        function: Any = self._of(source.func)
         keywords = {key: self._of(value) for key, value in source.keywords.items()}
-        return functools.partial(function, *arguments, **keywords)  # type: ignore[arg-type]
+        return functools.partial(function, *map(self._of, source.args), **keywords)
 
     def _function(self, source: types.FunctionType) -> object:
-        """A function whose closure reaches into the tree is made again over the doubles; others are shared."""
+        """A function whose closure reaches into the tree is made anew over the doubles; others are shared."""
         self._memo[id(source)] = source  # it may close over itself
         cells = source.__closure__ or ()
         twins = [self._cell(cell) for cell in cells]
@@ -96,12 +97,12 @@ class Doubles:
         return cell if twin is content else types.CellType(twin)
 
 
-_FOLLOWED: dict[type, Callable[[Doubles, object], object]] = {
-    dict: Doubles._mapping,  # type: ignore[dict-item]
-    OrderedDict: Doubles._mapping,  # type: ignore[dict-item]
-    list: Doubles._list,  # type: ignore[dict-item]
-    tuple: Doubles._tuple,  # type: ignore[dict-item]
-    types.MethodType: Doubles._method,  # type: ignore[dict-item]
-    functools.partial: Doubles._partial,  # type: ignore[dict-item]
-    types.FunctionType: Doubles._function,  # type: ignore[dict-item]
+_FOLLOWED: dict[type, Any] = {
+    dict: Doubles._mapping,
+    OrderedDict: Doubles._mapping,
+    list: Doubles._list,
+    tuple: Doubles._tuple,
+    types.MethodType: Doubles._method,
+    functools.partial: Doubles._partial,
+    types.FunctionType: Doubles._function,
 }

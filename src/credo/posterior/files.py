@@ -65,7 +65,8 @@ def _read(path: Path, data: bytes) -> "Posterior":
     header = _header(data)
     if int(header["credo.format"]) > FORMAT_VERSION:
         raise VersionError(
-            f"{path} has posterior format {header['credo.format']} and this credo reads up to {FORMAT_VERSION}; upgrade"
+            f"{path} has posterior format {header['credo.format']}, and this credo reads up to"
+            f" {FORMAT_VERSION}; upgrade"
         )
     tensors = safetensors.torch.load(data)
     ordered = {name: tensors[name] for name in json.loads(header["credo.order"])}
@@ -92,13 +93,15 @@ def _verify(path: Path, data: bytes) -> None:
     if place is None:
         actual = hashlib.sha256(data).hexdigest()
         raise IntegrityError(
-            f"{path} is damaged or no credo posterior: {len(data)} bytes with SHA-256 {actual}, and no stored digest"
+            f"{path} is damaged or no credo posterior: its {len(data)} bytes have SHA-256 {actual}"
+            " and no stored digest to compare with; restore it from a copy or save again"
         )
     stored = place.group(1).decode()
     actual = hashlib.sha256(data[: place.start(1)] + UNSIGNED.encode() + data[place.end(1) :]).hexdigest()
     if stored != actual:
         raise IntegrityError(
-            f"{path} is damaged: its SHA-256 should be {stored} and is {actual}; restore it from a copy or save again"
+            f"{path} is damaged: its SHA-256 should be {stored} and is {actual};"
+            " restore it from a copy or save again"
         )
 
 

@@ -11,7 +11,7 @@ def undisturbed(seed: int, device: torch.device | None) -> Iterator[None]:
     """No gradients inside, and what draws from the global generators gets numbers that depend on `seed` only.
 
     Loaders shuffle and some models draw even in eval mode; afterwards the global state is bitwise as before.
-    Inference mode is lifted: its tensors keep no version, and versions tell whether a model wrote to its input.
+    Inference mode is lifted: its tensors keep no version, which would tell that a model wrote to its input.
     """
     accelerated = device is not None and device.type not in ("cpu", "meta")
     kind = device.type if device is not None and accelerated else "cuda"

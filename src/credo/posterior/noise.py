@@ -25,7 +25,7 @@ def standard_normal(
 ) -> Tensor:
     """n rows of ε ~ N(0, I).
 
-    One call of randn per row: how randn uses the stream depends on its length, and row i must not depend on n.
+    One randn per row: how randn uses the stream depends on its length, and row i must not depend on n.
     """
     rows = torch.empty(n, width, dtype=dtype, device=device)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Which class a file's `kind` stands for. A new posterior joins by decorating its class with `register_kind`."""
+"""Which class a file's `kind` stands for. A new posterior joins by the decorator `register_kind`."""
 
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,7 +25,7 @@ def register_kind(cls: PosteriorClass) -> PosteriorClass:
 def class_of(kind: str) -> "type[Posterior]":
     if kind not in _KINDS:
         raise VersionError(
-            f"no posterior of kind {kind!r} here, only {', '.join(sorted(_KINDS))}; the file comes from a newer"
-            " credo (upgrade), or from a class of your own (import it, with @register_kind, before loading)"
+            f"no posterior of kind {kind!r} here, only {', '.join(sorted(_KINDS))}; the file comes from a"
+            " newer credo (upgrade) or a class of your own (import it, with @register_kind, before loading)"
         )
     return _KINDS[kind]

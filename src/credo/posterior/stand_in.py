@@ -1,4 +1,4 @@
-"""A private double of a model, in eval mode, whose weights can be set while the model itself is never touched.
+"""A private double of a model, in eval mode, whose weights can be set while the model is never touched.
 
 `torch.func.functional_call` swaps the weights inside the model for the time of a call, and `model.eval()`
 flips its flags: another thread, a hook or an interrupt can see either. The double has module objects of its
@@ -16,6 +16,7 @@ from credo.posterior.arguments import SHOWN
 from credo.posterior.double import Doubles
 
 WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before every name
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 Slot: TypeAlias = tuple[MutableMapping[str, object] | MutableSequence[object], str | int]
 
 
@@ -44,7 +45,7 @@ class StandIn:
         return name
 
     def check(self, weights: Mapping[str, Tensor]) -> None:
-        """Refuse names that the model lacks and shapes that differ; weights the model has beyond these are its own."""
+        """Refuse names the model lacks and shapes that differ; what the posterior lacks stays the model's."""
         wrong = []
         for name, tensor in weights.items():
             own = self.like.get(self.own_name(name))
@@ -80,17 +81,16 @@ def device_of(model: nn.Module) -> torch.device | None:
 
 
 def _named(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    """Every name, also the second one of a tied weight."""
+    parameters, buffers = model.named_parameters, model.named_buffers
+    return {**dict(buffers(remove_duplicate=False)), **dict(parameters(remove_duplicate=False))}
 
 
 def _unwrapped(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise InvalidType(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or hasattr(
-        model, "_orig_mod"
-    ):
-        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
-    return model
+    inner = model.module if isinstance(model, PARALLEL) else getattr(model, "_orig_mod", None)
+    return _unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
 def _refuse_what_cannot_be_doubled(model: nn.Module) -> None:

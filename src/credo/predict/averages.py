@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -96,7 +96,7 @@ def _field_by_field(
     results: Sequence[AnyPrediction], combine: Callable[[list[Tensor], int], Tensor]
 ) -> AnyPrediction:
     """Examples are the first dimension of every field but `samples`, where they are the second."""
-    made = {}
+    made: dict[str, Any] = {}
     for field in fields(results[0]):
         tensors = [getattr(result, field.name) for result in results]
         made[field.name] = (

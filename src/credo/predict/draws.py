@@ -54,7 +54,7 @@ class WeightDraws:
 
 
 class _LastDraws:
-    """The draws of the last prediction, for the next one: with a small network, drawing takes most of the time.
+    """The last prediction's draws, for the next one: with small networks drawing takes most of the time.
 
     They are used again only for the same posterior object, samples and seed, and only if nobody wrote to the
     posterior's tensors or to the draws since. At most LIMIT bytes, freed with the posterior.

@@ -34,7 +34,7 @@ class _PerChannel(torch.autograd.Function):
 
 
 class _Convolution(torch.autograd.Function):
-    """One grouped convolution, or an ordinary one with more outputs while the images are still common to all."""
+    """One grouped convolution; or an ordinary one with more outputs, while the images are common to all."""
 
     @staticmethod
     def forward(
@@ -87,7 +87,7 @@ def _pool(func: Callable[..., Any], images: Tensor, *args: Any, **options: Any) 
 
 def _convolve(
     func: Callable[..., Tensor],
-    input: Tensor,  # noqa: A002, torch's name
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,

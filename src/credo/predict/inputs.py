@@ -48,7 +48,7 @@ class Batch:
         return self.size() == 0
 
     def with_one_blank(self) -> "Batch":
-        """One example of zeros in place of none: many models cannot run on none, and shapes are all we want."""
+        """One example of zeros in place of none: many models cannot run on none, and only shapes matter."""
         return self.map(lambda t: t.new_zeros((1, *t.shape[1:])) if _has(t, 0) else t)
 
     def shapes(self) -> tuple[object, ...]:

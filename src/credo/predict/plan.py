@@ -1,4 +1,4 @@
-"""Whether to run the samples of a model one by one or many at a time: decided from shapes, never from a clock.
+"""Whether to run samples one by one or many at a time: decided from shapes, never from a clock.
 
 One function is run first, watched: its largest intermediate tensor (a bytes), the size of its weights
 (w bytes), its convolutions. Measured on two AVX2 cores with networks from 2-32-32-2 to ResNet-18:
@@ -6,8 +6,8 @@ One function is run first, watched: its largest intermediate tensor (a bytes), t
 * Many at a time saves Python and makes matrix products larger, but its intermediates are c·a bytes. Beyond a
   cache of about 10 MB the gain is lost, so c = 10 MB / a; below four samples vmap costs more than it saves.
 * Convolutions with different weights become grouped ones. These lose to the loop, except when a is so small
-  that overhead decides, or when the network is narrow: with few channels the vector units idle in the loop, and
-  in channels_last all samples lie side by side as channels (LeNet-5 at batch 32: 0.4 of the loop).
+  that overhead decides, or when the network is narrow: with few channels the vector units idle in the loop,
+  and in channels_last all samples lie side by side as channels (LeNet-5 at batch 32: 0.4 of the loop).
 * An operation that vmap has no rule for would run as a hidden loop; hooks would see batched tensors.
 
 The same model and shapes thus always take the same path, and the same seed the same bits. The constants are
@@ -38,11 +38,11 @@ class Plan:
 LOOP = Plan(1)
 
 
-class Meter(TorchDispatchMode):
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What one forward does, seen below autograd, where every operation is a real one."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.largest = 0  # bytes of the largest result
         self.batchable = True
         self.largest_convolution, self.channels, self.planar = 0, 0, True

@@ -1,4 +1,4 @@
-"""`credo.predict`: average what the functions of a posterior say, without touching model or random streams."""
+"""`credo.predict`: the average of what the functions of a posterior say; the model is never touched."""
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias, overload

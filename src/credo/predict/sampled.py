@@ -18,7 +18,7 @@ CLOSE = 1e-3  # relative: a vectorised answer further than this from the loop's 
 
 
 class SampledFunctions:
-    """f(·; w₁), ..., f(·; w_C), one by one or vectorised as `plan` decides (`vectorise` None), never or always.
+    """f(·; w₁), ..., f(·; w_C), vectorised as `plan` decides (`vectorise` None), never or wherever possible.
 
     The first function is always run plainly too: a mistake in the model shows there, as itself, and the
     vectorised answer must agree with it, or the loop takes over.

@@ -33,7 +33,7 @@ class ConvolutionShares(Contribution):
     """rᵢ: the gradient of the weight of a convolution from x to where g lives, example by example."""
 
     def __init__(self, x: Tensor, g: Tensor, geometry: Geometry):
-        self.examples = len(x)
+        self.examples = x.shape[0]
         self._x, self._g, self._geometry = widen(x), widen(g), geometry
 
     def total(self) -> Tensor:

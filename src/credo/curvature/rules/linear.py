@@ -20,26 +20,26 @@ from credo.kernels import linear as kernel
 
 
 class OuterProducts(Contribution):
-    """rᵢ = Σₜ gᵢₜ xᵢₜᵀ, from x (M, T, I) and g (M, T, O); its shape is (O, I), or as `shape` says."""
+    """rᵢ = Σₜ gᵢₜ xᵢₜᵀ, from x (M, T, I) and g (M, T, O), or (M, I) and (M, O); shape (O, I), or as `shape` says."""
 
     def __init__(self, x: Tensor, g: Tensor, shape: torch.Size | None = None):
-        self.examples = len(x)
+        self.examples = x.shape[0]
         self._x, self._g = x, g
-        self._shape = shape or torch.Size((g.shape[2], x.shape[2]))
+        self._shape = shape or torch.Size((g.shape[-1], x.shape[-1]))
 
     def total(self) -> Tensor:
-        return (self._g.flatten(0, 1).T @ self._x.flatten(0, 1)).view(self._shape)
+        x, g = (t if t.dim() == 2 else t.flatten(0, 1) for t in (self._x, self._g))
+        return (g.T @ x).view(self._shape)
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        x, g = widen(self._x), widen(self._g)
-        if x.shape[1] == 1:
-            total, squares = kernel.row_sums(x[:, 0], g[:, 0])
-        else:
-            total, squares = kernel.sequence_sums(x, g)
+        sums = kernel.row_sums if self._x.dim() == 2 else kernel.sequence_sums
+        total, squares = sums(widen(self._x), widen(self._g))
         return total.view(self._shape), squares.view(self._shape)
 
     def per_example(self, start: int, stop: int) -> Tensor:
         x, g = widen(self._x[start:stop]), widen(self._g[start:stop])
+        if x.dim() == 2:
+            return (g.unsqueeze(2) * x.unsqueeze(1)).view(-1, *self._shape)
         return torch.bmm(g.transpose(1, 2), x).view(-1, *self._shape)
 
 
@@ -135,5 +135,5 @@ class AddMM(Operation):
 
 
 def bias_shares(rows: Tensor) -> Stacked:
-    """rᵢ = Σₜ gᵢₜ from (M, T, O)."""
-    return Stacked(rows[:, 0] if rows.shape[1] == 1 else rows.sum(1))
+    """rᵢ = Σₜ gᵢₜ from (M, T, O) or (M, O)."""
+    return Stacked(rows if rows.dim() == 2 else rows.sum(1))

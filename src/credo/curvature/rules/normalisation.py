@@ -97,7 +97,7 @@ class BatchNorm(Operation):
 
 def _split_merged(rows: Tensor, examples: int) -> Tensor:
     """(M·T, C) as (M, C, T), where a view had merged examples and positions."""
-    return rows if len(rows) == examples else rows.reshape(examples, -1, rows.shape[1]).transpose(1, 2)
+    return rows if rows.shape[0] == examples else rows.reshape(examples, -1, rows.shape[1]).transpose(1, 2)
 
 
 def _channel_shares(x: Tensor, g: Tensor, mean: Tensor, invstd: Tensor, of_weight: bool) -> Tensor:

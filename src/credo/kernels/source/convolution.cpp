@@ -32,9 +32,9 @@ class Convolution {
     static constexpr int64_t width = Simd<T>::width;
     static constexpr int64_t chunk_places = 4096;    // of a chunk of examples: near what the L2 cache holds
     static constexpr int64_t chunk_bytes = 12 << 20;  // and never more memory than this
-    static constexpr int64_t l2_bytes = 5 << 18;
+    static constexpr int64_t l2_bytes = 3 << 19;
     static constexpr int64_t slice_bytes = 4 << 20;
-    static constexpr int64_t adjacent_channels = 128;  // beyond, places of an unpacked image fall on the same cache sets
+    static constexpr int64_t adjacent_channels = 48;  // beyond, places of an unpacked image fall on the same cache sets
 
     Geometry at;       // of one group, as the inner loop sees it
     Geometry given;    // as it came
@@ -81,10 +81,8 @@ class Convolution {
     void choose_runs() {
         runs = at.channels < 12 && at.kernel[2] > 1 && at.dilation[2] == 1;
         if (!runs) return;
-        for (int d = 0; d < 3; ++d) {
-            at.size[d] += 2 * at.padding[d];
-            at.padding[d] = 0;
-        }
+        at.size[2] += 2 * at.padding[2];
+        at.padding[2] = 0;
         at.channels *= at.kernel[2];
         at.kernel[2] = 1;
     }
@@ -113,11 +111,13 @@ class Convolution {
     }
 
     void choose_chunks() {
-        const int64_t places = product(at.places), bytes = larger(1, sizeof(T) * packed_elements_of(1));
+        const int64_t places = product(at.places), packed = larger(1, sizeof(T) * packed_elements_of(1));
+        const int64_t read = sizeof(T) * (given.channels * product(at.size) + at.outputs * places);
         slices = smaller(smaller(at.examples, divide_up(16, at.groups)), larger(1, at.examples * places / chunk_places));
         const int64_t most = sliced() ? divide_up(at.examples, slices) : at.examples;
-        const int64_t wanted = smaller(most, larger(divide_up(1024, places), l2_bytes / bytes));
-        chunk = larger(1, smaller(wanted, chunk_bytes / bytes / (sliced() ? 2 : 1)));
+        const int64_t wanted = smaller(most, larger(divide_up(2048, places), l2_bytes / read));
+        chunk = larger(1, smaller(wanted, chunk_bytes / packed / (sliced() ? 2 : 1)));
+        chunk = divide_up(most, divide_up(most, chunk));
         if (x.packed && !runs) x.block = chunk * x.example;
         if (g.packed) g.block = chunk * g.example;
     }
@@ -140,7 +140,7 @@ class Convolution {
     void pack_x(const T* from, int64_t m, T* to) const {
         from += m * given.x.example;
         if (runs)
-            return pack_padded(from, given.x, given.channels, given.size, given.padding, at.size, to + m * x.example);
+            return pack_padded(from, given.x, given.channels, given.size, given.padding[2], to + m * x.example);
         for (int64_t b = 0; x.packed && b < x.count; ++b)
             pack_block(from + b * x.width * given.x.channel, given.x, smaller(x.width, at.channels - b * x.width),
                        product(at.size), x.pitch, to + b * x.block + m * x.example);

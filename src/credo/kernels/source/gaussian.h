@@ -3,7 +3,7 @@
 // A number depends on nothing but its key and its position, so threads, chunks and vector widths cannot change it.
 // Numbers come in tiles of 64; tile t owns the Philox blocks 32t … 32t+31. Lane i of a tile yields the numbers i and
 // 32+i. float32 lanes take two words each, so a tile uses its first 16 blocks, lanes 2b and 2b+1 from block b; float64
-// lanes take all four words of a block. `twin.py` holds the same in plain torch.
+// lanes take all four words of a block. `philox.py` holds the same in plain torch.
 #pragma once
 
 #include <cstring>

@@ -25,8 +25,9 @@ void pack_block(const T* from, const Strides& s, int64_t count, int64_t places, 
         return;
     }
     // Squares are transposed in registers. Where the pitch is less than a vector, each store spills over the places
-    // that come next and are written later; so the last place, and what makes no whole square, goes one by one.
-    const int64_t squares = (places - 1) / width * width;
+    // that come next and are written later; so the last places, and what makes no whole square, go one by one.
+    const int64_t safe = places + 1 - (width + pitch - 1) / pitch;
+    const int64_t squares = safe < 0 ? 0 : safe / width * width;
     for (int64_t c = 0; c < pitch; c += width) {
         for (int64_t p = 0; p < squares; p += width) {
             typename S::Vector rows[width];
@@ -41,18 +42,16 @@ void pack_block(const T* from, const Strides& s, int64_t count, int64_t places, 
     }
 }
 
-// One example with zeros around it, channels last: [z][y][x][channel].
+// One example with zeros at both ends of every row, channels last: [z·y][padded x][channel].
 template <typename T>
-void pack_padded(const T* from, const Strides& s, int64_t channels, const int64_t size[3], const int64_t padding[3],
-                 const int64_t padded[3], T* to) {
-    memset(to, 0, sizeof(T) * padded[0] * padded[1] * padded[2] * channels);
-    for (int64_t z = 0; z < size[0]; ++z)
-        for (int64_t y = 0; y < size[1]; ++y) {
-            const T* row = from + (z * size[1] + y) * size[2] * s.place;
-            T* out = to + (((z + padding[0]) * padded[1] + y + padding[1]) * padded[2] + padding[2]) * channels;
-            for (int64_t c = 0; c < channels; ++c)
-                for (int64_t x = 0; x < size[2]; ++x) out[x * channels + c] = row[c * s.channel + x * s.place];
-        }
+void pack_padded(const T* from, const Strides& s, int64_t channels, const int64_t size[3], int64_t padding, T* to) {
+    const int64_t ends = padding * channels, middle = size[2] * channels;
+    for (int64_t row = 0; row < size[0] * size[1]; ++row, from += size[2] * s.place, to += middle + 2 * ends) {
+        memset(to, 0, sizeof(T) * ends);
+        memset(to + ends + middle, 0, sizeof(T) * ends);
+        for (int64_t c = 0; c < channels; ++c)
+            for (int64_t x = 0; x < size[2]; ++x) to[ends + x * channels + c] = from[c * s.channel + x * s.place];
+    }
 }
 
 }  // namespace

@@ -7,12 +7,12 @@ namespace {
 
 template <typename T>
 struct Settings {
-    T lr, momentum, ema_rate, keep, prior, damping, gradient_scale, squares_scale;
+    T lr, beta1, beta2, keep, damping, gradient_scale, squares_scale, prior;
 };
 
 template <typename T>
 Settings<T> settings_of(const double* v) {
-    return {T(v[0]), T(v[1]), T(v[2]), T(1 - v[2]), T(v[3]), T(v[4]), T(v[5]), T(v[6])};
+    return {T(v[0]), T(v[1]), T(v[2]), T(1 - v[2]), T(v[3]), T(v[4]), T(v[5]), T(v[6])};  // the prior is last
 }
 
 template <typename T>
@@ -28,8 +28,8 @@ void vogn(const Operands<T> at, const Settings<T> set, int64_t begin, int64_t en
     for (int64_t i = begin; i < end; ++i) {
         const T prior = prior_tensor ? at.prior[i] : set.prior;
         const T away = prior_mean ? at.mean[i] - at.prior_mean[i] : at.mean[i];
-        const T m = set.momentum * at.momentum[i] + set.gradient_scale * at.gradient[i] + prior * away;
-        const T s = set.keep * at.curvature[i] + set.ema_rate * (set.squares_scale * at.squares[i]);
+        const T m = set.beta1 * at.momentum[i] + set.gradient_scale * at.gradient[i] + prior * away;
+        const T s = set.keep * at.curvature[i] + set.beta2 * (set.squares_scale * at.squares[i]);
         at.momentum[i] = m;
         at.curvature[i] = s;
         at.mean[i] -= set.lr * m / (s + prior + set.damping);

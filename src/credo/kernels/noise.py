@@ -1,0 +1,162 @@
+"""Noise for the weights: standard normals, and samples w = μ + ε·σ with σ² = scale / (curvature + shift).
+
+Every number is a function of (seed, stream, index, position) and of nothing else: not of the threads, not of how
+a tensor is cut, not of the instruction set but for rounding. `seed` names a run, `stream` one draw of all its
+weights (the caller counts, say rank << 48 | draw), `index` a tensor in it; the position is the element's place in
+memory, counted from `start` when the tensor is a piece of a longer one. Different keys never share bits, by
+construction. The global generators are never touched.
+"""
+
+from collections.abc import Iterator, Sequence
+from ctypes import c_int64
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from credo.errors import InvalidValue
+from credo.kernels import lists, philox
+from credo.kernels.lists import Row
+from credo.kernels.native import integers
+
+WINDOW = 4096  # tiles that the twin draws at once: its intermediate tensors stay small
+LARGEST = 1 << 33  # elements: 2³² blocks of a stream have numbers for so many
+
+
+def normal_(out: Tensor, seed: int, stream: int, index: int = 0, start: int = 0) -> None:
+    """Fill `out` with standard normals ε."""
+    normal_all_([out], seed, stream, [index], [start])
+
+
+def sample_(
+    weight: Tensor,
+    curvature: Tensor,
+    scale: float,
+    shift: float | Tensor,
+    seed: int,
+    stream: int,
+    index: int = 0,
+    start: int = 0,
+    mean: Tensor | None = None,
+) -> None:
+    """weight ← mean + ε·√(scale / (curvature + shift)); without a `mean` it is what `weight` holds."""
+    shifts = [shift] if isinstance(shift, Tensor) else shift
+    means = None if mean is None else [mean]
+    sample_all_([weight], [curvature], scale, shifts, seed, stream, [index], [start], means)
+
+
+@torch.no_grad()
+def normal_all_(outs: Row, seed: int, stream: int, indices: Sequence[int], starts: Sequence[int]) -> None:
+    """`normal_` for many tensors in one call."""
+    _check(outs, seed, stream, indices, starts)
+    rows = [out if lists.is_dense(out) else torch.empty_like(out) for out in outs]
+    if kernel := lists.native("normal", rows):
+        layout = integers(*[row.numel() for row in rows], *indices, *starts)
+        kernel(lists.addresses(rows), layout, c_int64(len(rows)), integers(seed, stream), _threads())
+        increment_version(rows)
+    else:
+        for k, begin, end, noise in _draws(rows, seed, stream, indices, starts):
+            lists.flat(rows[k])[begin:end] = noise
+    _hand_back(rows, outs)
+
+
+@torch.no_grad()
+def sample_all_(
+    weights: Row,
+    curvatures: Row,
+    scale: float,
+    shift: float | Row,
+    seed: int,
+    stream: int,
+    indices: Sequence[int],
+    starts: Sequence[int],
+    means: Row | None = None,
+) -> None:
+    """`sample_` for many tensors in one call; `shift` is one number, or a tensor for each."""
+    _check(weights, seed, stream, indices, starts)
+    number, shifts = (float(shift), None) if isinstance(shift, float | int) else (0.0, shift)
+    rows = [weights, weights if means is None else means, curvatures, *([] if shifts is None else [shifts])]
+    if not lists.aligned(*rows):
+        rows = _align(rows)
+    if kernel := lists.native("sample", *rows):
+        pointers = lists.addresses(*rows[:3], None if shifts is None else rows[3])
+        layout = integers(*[weight.numel() for weight in weights], *indices, *starts)
+        numbers = lists.doubles(scale, number)
+        kernel(pointers, layout, c_int64(len(weights)), integers(seed, stream), numbers, _threads())
+        increment_version(rows[0])
+    else:
+        _sample_twin(rows, scale, number, _draws(rows[0], seed, stream, indices, starts))
+    _hand_back(rows[0], weights)
+
+
+Draw = tuple[int, int, int, Tensor]  # tensor, begin, end: noise for its elements [begin, end)
+
+
+def _sample_twin(rows: Sequence[Row], scale: float, shift: float, draws: Iterator[Draw]) -> None:
+    for k, begin, end, noise in draws:
+        weight, mean, curvature, *shifts = (lists.flat(row[k])[begin:end] for row in rows)
+        precision = curvature + (shifts[0] if shifts else shift)
+        weight.copy_(precision.reciprocal_().mul_(scale).sqrt_().mul_(noise).add_(mean))
+
+
+def _draws(
+    outs: Row, seed: int, stream: int, indices: Sequence[int], starts: Sequence[int]
+) -> Iterator[Draw]:
+    """Noise for all elements, in float64 for such tensors and in float32 for all others."""
+    kinds = [(torch.float64 if out.dtype == torch.float64 else torch.float32, out.device) for out in outs]
+    for dtype, device in dict.fromkeys(kinds):
+        spans = [(k, starts[k], outs[k].numel()) for k, kind in enumerate(kinds) if kind == (dtype, device)]
+        for window in _windows(spans):
+            tile = torch.cat(
+                [torch.arange(first, first + tiles, device=device) for _, first, tiles in window]
+            )
+            index = torch.cat([torch.full((tiles,), indices[k], device=device) for k, _, tiles in window])
+            noise, before = philox.gaussians(tile, index, seed, stream, dtype).flatten(), 0
+            for k, first, tiles in window:
+                begin = max(0, first * philox.TILE - starts[k])
+                end = min(outs[k].numel(), (first + tiles) * philox.TILE - starts[k])
+                place = before + (starts[k] + begin) - first * philox.TILE
+                yield k, begin, end, noise[place : place + end - begin]
+                before += tiles * philox.TILE
+
+
+def _windows(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
+    """The tiles of tensors (tensor, start, size), WINDOW in each list of (tensor, first tile, number of tiles)."""
+    window, room = [], WINDOW
+    for k, start, size in spans:
+        tile, last = start // philox.TILE, -(-(start + size) // philox.TILE) if size else 0
+        while tile < last:
+            window.append((k, tile, min(room, last - tile)))
+            tile, room = tile + window[-1][2], room - window[-1][2]
+            if room == 0:
+                yield window
+                window, room = [], WINDOW
+    if window:
+        yield window
+
+
+def _align(rows: Sequence[Row]) -> list[Row]:
+    """Copies where needed: the weights dense, and the elements of the others in the order of their weight's."""
+    dense = [weight if lists.is_dense(weight) else weight.contiguous() for weight in rows[0]]
+    others = [[lists.reordered(t, weight) for t, weight in zip(row, dense, strict=True)] for row in rows[1:]]
+    return [dense, *others]
+
+
+def _hand_back(rows: Row, outs: Row) -> None:
+    for row, out in zip(rows, outs, strict=True):
+        if row is not out:
+            out.copy_(row)
+
+
+def _threads() -> c_int64:
+    return c_int64(torch.get_num_threads())
+
+
+def _check(outs: Row, seed: int, stream: int, indices: Sequence[int], starts: Sequence[int]) -> None:
+    if not (0 <= seed < 1 << 64 and 0 <= stream < 1 << 64):
+        raise InvalidValue(f"seed={seed} and stream={stream} must lie in [0, 2⁶⁴).")
+    for out, index, start in zip(outs, indices, starts, strict=True):
+        if not (0 <= index < 1 << 32 and 0 <= start <= LARGEST - out.numel()):
+            raise InvalidValue(
+                f"index={index} must lie in [0, 2³²), and start={start} + {out.numel()} elements in [0, 2³³]."
+            )

@@ -1,0 +1,185 @@
+"""The noise: the published generator, the same numbers everywhere, and the distribution they should have."""
+
+import ctypes
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from credo.errors import InvalidValue
+from credo.kernels import forced, noise, philox
+from credo.kernels.native import available, integers, symbol
+
+DTYPES = [torch.float32, torch.float64]
+EVERYWHERE = ["off", *available()]
+SEED, STREAM = 2**64 - 12345, 2**63 + 678  # the upper halves matter too
+
+# Random123's known answers for Philox4x32 with 7 rounds: counter, key, words.
+KNOWN = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "5f6fb709 0d893f64 4f121f81 4f730a48"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "5207ddc2 45165e59 4d8ee751 8c52f662"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "4dfccaba 190a87f0 c47362ba b6b5242a"),
+]
+
+
+def normals(
+    count: int, seed: int = SEED, stream: int = STREAM, index: int = 0, dtype=torch.float32
+) -> Tensor:
+    out = torch.empty(count, dtype=dtype)
+    noise.normal_(out, seed, stream, index)
+    return out
+
+
+def words(where: str, block: int, index: int, seed: int, stream: int) -> list[int]:
+    if where == "off":
+        return [int(w) for w in philox.words(torch.tensor([block]), torch.tensor([index]), seed, stream)]
+    out = (ctypes.c_uint32 * 4)()
+    symbol("noise_words", where)(integers(seed, stream), ctypes.c_int64(index), ctypes.c_int64(block), out)
+    return list(out)
+
+
+@pytest.mark.parametrize("where", EVERYWHERE)
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
+def test_the_words_are_philox(where, counter, key, expected):
+    x, y, z, w = (int(word, 16) for word in counter.split())
+    low, high = (int(word, 16) for word in key.split())
+    assert words(where, x, y, high << 32 | low, w << 32 | z) == [int(word, 16) for word in expected.split()]
+
+
+def plain_normal(position: int, seed: int, stream: int, index: int, dtype: torch.dtype) -> float:
+    """One number, straight from the description, in Python's own arithmetic."""
+    tile, place = divmod(position, 64)
+    lane, second = place % 32, place >= 32
+    if dtype == torch.float64:
+        x, y, z, w = words("off", tile * 32 + lane, index, seed, stream)
+        radius, angle, bits, shift, half = x | y << 32, z | w << 32, 53, 11, 1 << 52
+    else:
+        four = words("off", tile * 32 + lane // 2, index, seed, stream)
+        radius, angle = four[2 * (lane % 2)], four[2 * (lane % 2) + 1]
+        bits, shift, half = 31, 2, 1 << 29
+    u = (radius >> (11 if bits == 53 else 1) | 1) / 2**bits
+    theta = ((angle >> shift & 2 * half - 1 | 1) - half) / half * math.pi / 4
+    length = math.sqrt(-2 * math.log(u)) * (-1 if angle & 1 else 1)
+    return length * (math.sin(theta) if bool(angle & 2) != second else math.cos(theta))
+
+
+@pytest.mark.parametrize("where", EVERYWHERE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_numbers_are_those_of_the_description(where, dtype):
+    with forced(where):
+        drawn = normals(300, index=5, dtype=dtype)
+    expected = [plain_normal(i, SEED, STREAM, 5, dtype) for i in range(300)]
+    tolerance = 1e-14 if dtype == torch.float64 else 1e-6
+    torch.testing.assert_close(
+        drawn.double(), torch.tensor(expected, dtype=torch.float64), rtol=tolerance, atol=0
+    )
+
+
+@pytest.mark.parametrize("where", available())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_twin_and_kernels_agree_to_the_last_bits(where, dtype):
+    with forced("off"):
+        twin = normals(300_001, dtype=dtype)
+    with forced(where):
+        native = normals(300_001, dtype=dtype)
+    assert ((native - twin).abs() <= 4 * torch.finfo(dtype).eps * twin.abs()).all()
+
+
+@pytest.mark.parametrize("where", EVERYWHERE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pieces_of_any_length_at_any_place_are_the_whole(where, dtype):
+    with forced(where):
+        whole, pieces = normals(5000, dtype=dtype), torch.empty(5000, dtype=dtype)
+        cuts = [0, 1, 3, 64, 127, 129, 1000, 1001, 4998, 5000]
+        for begin, end in pairwise(cuts):
+            noise.normal_(pieces[begin:end], SEED, STREAM, start=begin)
+    assert torch.equal(whole, pieces)
+
+
+@pytest.mark.parametrize("where", EVERYWHERE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_number_of_threads_changes_nothing(where, dtype):
+    before, drawn = torch.get_num_threads(), []
+    mean, curvature = torch.linspace(-1, 1, 40_003, dtype=dtype), torch.linspace(0, 2, 40_003, dtype=dtype)
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            with forced(where):
+                weight = mean.clone()
+                noise.sample_(weight, curvature, 0.1, 0.5, SEED, STREAM)
+                drawn.append((normals(40_003, dtype=dtype), weight))
+    finally:
+        torch.set_num_threads(before)
+    for normal, weight in drawn[1:]:
+        assert torch.equal(normal, drawn[0][0])
+        assert torch.equal(weight, drawn[0][1])
+
+
+def test_a_list_is_its_tensors_one_by_one(both_kernels):
+    sizes, indices = [1, 64, 0, 100, 300_000, 63], [3, 0, 7, 2**32 - 1, 5, 6]
+    together = [torch.empty(size) for size in sizes]
+    noise.normal_all_(together, SEED, STREAM, indices, [0] * len(sizes))
+    for out, index in zip(together, indices, strict=True):
+        assert torch.equal(out, normals(out.numel(), index=index))
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sample_is_mean_plus_noise_times_sigma(both_kernels, dtype, vector):
+    generator = torch.Generator().manual_seed(0)
+    mean, curvature, shifts = torch.rand(3, 1001, dtype=dtype, generator=generator)
+    shift = shifts if vector else 0.25
+    weight = mean.clone()
+    noise.sample_(weight, curvature, 1e-2, shift, SEED, STREAM, 4)
+    expected = mean + normals(1001, index=4, dtype=dtype) * (1e-2 / (curvature + shift)).sqrt()
+    torch.testing.assert_close(
+        weight, expected, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps
+    )
+    other = torch.empty_like(mean)
+    noise.sample_(other, curvature, 1e-2, shift, SEED, STREAM, 4, mean=mean)
+    assert torch.equal(other, weight)
+
+
+def test_layouts_in_memory_do_not_mix_up_elements(both_kernels):
+    mean, curvature = torch.zeros(8, 6, 3, 3).to(memory_format=torch.channels_last), torch.rand(8, 6, 3, 3)
+    weight = mean.clone()
+    noise.sample_(weight, curvature, 1.0, 0.5, SEED, STREAM)
+    aligned = mean.clone()
+    noise.sample_(aligned, curvature.to(memory_format=torch.channels_last), 1.0, 0.5, SEED, STREAM)
+    assert torch.equal(weight, aligned)
+    strided = torch.zeros(20, 10)[:, ::2]  # has gaps
+    noise.sample_(strided, torch.ones(20, 5), 2.0, 1.0, SEED, STREAM)
+    torch.testing.assert_close(strided.flatten(), normals(100))
+
+
+def test_half_precision_weights_take_float32_noise(both_kernels):
+    weight, curvature = torch.ones(500, dtype=torch.bfloat16), torch.rand(500)
+    noise.sample_(weight, curvature, 0.1, 0.5, SEED, STREAM)
+    expected = 1 + normals(500) * (0.1 / (curvature + 0.5)).sqrt()
+    torch.testing.assert_close(weight, expected.bfloat16(), rtol=2**-7, atol=1e-3)
+
+
+def test_autograd_sees_that_the_weight_changed(both_kernels):
+    weight = torch.nn.Parameter(torch.ones(10))
+    loss = (weight**2).sum()
+    noise.sample_(weight, torch.ones(10), 1.0, 1.0, SEED, STREAM)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_the_global_generator_is_untouched(both_kernels):
+    before = torch.get_rng_state()
+    normals(1000)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "key", [(-1, 0, 0, 0), (2**64, 0, 0, 0), (0, -1, 0, 0), (0, 0, 2**32, 0), (0, 0, 0, 2**33)]
+)
+def test_keys_out_of_range_are_refused_and_nothing_is_changed(key):
+    out = torch.ones(3)
+    with pytest.raises(InvalidValue):
+        noise.normal_(out, *key)
+    assert torch.equal(out, torch.ones(3))

@@ -1,0 +1,128 @@
+"""The fused update against the four lines of the algorithm, and the finite check against torch's."""
+
+import pytest
+import torch
+
+from credo.kernels import forced, update
+from credo.kernels.native import available
+
+SETTINGS = {
+    "lr": 0.05,
+    "beta1": 0.9,
+    "beta2": 0.2,
+    "damping": 0.01,
+    "gradient_scale": 0.5,
+    "squares_scale": 0.125,
+}
+SHAPES = [(), (1,), (63,), (4, 16), (0, 3), (7, 5, 3, 3), (301, 97)]
+
+
+def operands(shape: tuple[int, ...], dtype=torch.float64, seed: int = 0) -> list[torch.Tensor]:
+    """μ, m, s, gradient, squares, prior, prior mean."""
+    generator = torch.Generator().manual_seed(seed)
+    signed = [torch.randn(shape, dtype=dtype, generator=generator) for _ in range(4)]
+    positive = [torch.rand(shape, dtype=dtype, generator=generator) for _ in range(3)]
+    return [signed[0], signed[1], positive[0], signed[2], positive[1], positive[2], signed[3]]
+
+
+def algorithm(mu, m, s, gradient, squares, prior, prior_mean):
+    g, h = SETTINGS["gradient_scale"] * gradient, SETTINGS["squares_scale"] * squares
+    m = SETTINGS["beta1"] * m + g + prior * (mu - prior_mean)
+    s = (1 - SETTINGS["beta2"]) * s + SETTINGS["beta2"] * h
+    return mu - SETTINGS["lr"] * m / (s + prior + SETTINGS["damping"]), m, s
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("prior_tensor", [False, True])
+@pytest.mark.parametrize("with_mean", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 2e-6)])
+def test_the_update_is_the_algorithm(both_kernels, shape, prior_tensor, with_mean, dtype, tolerance):
+    *tensors, prior, prior_mean = operands(shape, dtype)
+    chosen = prior if prior_tensor else 0.3
+    expected = algorithm(*tensors, chosen, prior_mean if with_mean else 0)
+    inputs = [tensor.clone() for tensor in tensors[3:]]
+    update.vogn_(*tensors, prior=chosen, prior_mean=prior_mean if with_mean else None, **SETTINGS)
+    for found, wanted in zip(tensors[:3], expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    assert all(torch.equal(now, before) for now, before in zip(tensors[3:], inputs, strict=True))
+
+
+def test_a_list_is_its_tensors_one_by_one(both_kernels):
+    alone = [operands(shape, seed=k) for k, shape in enumerate(SHAPES)]
+    together = [[tensor.clone() for tensor in row] for row in zip(*alone, strict=True)]
+    update.vogn_all_(*together, update.Settings(**SETTINGS))
+    for *tensors, prior, prior_mean in alone:
+        update.vogn_(*tensors, prior=prior, prior_mean=prior_mean, **SETTINGS)
+    for k in range(3):
+        assert all(torch.equal(one[k], other) for one, other in zip(alone, together[k], strict=True))
+
+
+@pytest.mark.parametrize("where", available())
+def test_the_number_of_threads_changes_nothing(where):
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            *tensors, _, _ = operands((40_003,), torch.float32)
+            with forced(where):
+                update.vogn_(*tensors, prior=0.3, prior_mean=None, **SETTINGS)
+            results.append(tensors)
+    finally:
+        torch.set_num_threads(before)
+    for tensors in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(tensors, results[0], strict=True))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_layouts_in_memory_do_not_mix_up_elements(both_kernels, mixed):
+    *tensors, _, _ = operands((8, 6, 3, 3))
+    expected = algorithm(*tensors, 0.3, 0)
+    for k in (0, 1, 2) if mixed else range(5):
+        tensors[k] = tensors[k].to(memory_format=torch.channels_last)
+    update.vogn_(*tensors, prior=0.3, prior_mean=None, **SETTINGS)
+    for found, wanted in zip(tensors[:3], expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_half_precision_means_keep_float32_state(both_kernels):
+    *tensors, _, _ = operands((100,), torch.float32)
+    tensors[0], tensors[3] = tensors[0].bfloat16(), tensors[3].bfloat16()
+    expected = algorithm(*(tensor.float() for tensor in tensors), 0.3, 0)
+    update.vogn_(*tensors, prior=0.3, prior_mean=None, **SETTINGS)
+    for found, wanted in zip(tensors[:3], expected, strict=True):
+        torch.testing.assert_close(found.float(), wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_parameters_with_gradients_are_updated_and_autograd_sees_it(both_kernels):
+    mean = torch.nn.Parameter(torch.ones(10))
+    loss = (mean**2).sum()
+    update.vogn_(mean, *(torch.ones(10) for _ in range(4)), prior=0.3, prior_mean=None, **SETTINGS)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("place", [0, 7, 63, 64, 99_999, 100_002])
+def test_one_number_that_is_not_finite_is_found(both_kernels, dtype, bad, place):
+    tensors = [torch.zeros(3, dtype=dtype), torch.ones(100_003, dtype=dtype), torch.zeros(0, dtype=dtype)]
+    assert update.all_finite(tensors)
+    tensors[1][place] = bad
+    assert not update.all_finite(tensors)
+
+
+def test_large_and_small_numbers_are_finite(both_kernels):
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        extreme = torch.finfo(dtype)
+        numbers = torch.tensor([extreme.max, extreme.min, extreme.tiny, extreme.tiny / 4, -0.0], dtype=dtype)
+        assert update.all_finite([numbers] * 9)
+        assert update.all_finite([torch.full((1000,), extreme.max, dtype=dtype)])
+
+
+def test_lists_of_any_kind_are_looked_at(both_kernels):
+    assert update.all_finite([])
+    mixed = [torch.ones(3), torch.ones(4, dtype=torch.float64), torch.ones(6, 4)[:, ::2], torch.tensor(1.0)]
+    assert update.all_finite(mixed)
+    mixed[2][5, 1] = float("nan")
+    assert not update.all_finite(mixed)
+    assert not update.all_finite([mixed[2]])
