@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from credo.kernels import native
+from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.linear import row_sums
 from credo.kernels.scratch import LIMIT, scratch
 
@@ -52,12 +53,6 @@ def weight_sums(
     return weight_sums_twin(x, g, *at) if kernel is None else weight_sums_native(kernel, x, g, at)
 
 
-def widened(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in one type, float32 at least: a sum of squares overflows or loses digits in half precision."""
-    dtype = torch.promote_types(torch.promote_types(x.dtype, g.dtype), torch.float32)
-    return x.detach().to(dtype), g.detach().to(dtype)
-
-
 def empty_sums(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
     """The outputs, filled with zeros."""
     shape = (g.shape[1], x.shape[1] // at.groups, *at.kernel_size)
@@ -92,25 +87,6 @@ def weight_sums_native(kernel: native.Kernel, x: Tensor, g: Tensor, at: Geometry
     workspace = scratch("convolution", (-(-needed // x.element_size()),), x)
     kernel(geometry, *tensors, native.pointer(workspace), threads)
     return total, squares
-
-
-def readable(t: Tensor) -> Tensor:
-    """`t` as it is where the kernel can walk through it, channels first or channels last; else a contiguous copy."""
-    _, channel, place = flat_strides(t)
-    return t if place == 1 or (channel == 1 and place > 0) else t.contiguous()
-
-
-def flat_strides(t: Tensor) -> tuple[int, int, int]:
-    """Elements from one example, channel and place to the next; place is 0 when places do not follow one another."""
-    place, expected = 0, 0
-    for size, stride in zip(reversed(t.shape[2:]), reversed(t.stride()[2:]), strict=True):
-        if size == 1:
-            continue
-        place = place or stride
-        if expected not in (0, stride):
-            return t.stride(0), t.stride(1), 0
-        expected = stride * size
-    return t.stride(0), t.stride(1), place or 1
 
 
 def numbers(x: Tensor, g: Tensor, at: Geometry) -> Iterator[int]:

@@ -9,13 +9,12 @@ layer is a convolution with a kernel of one place, channels last.
 import torch
 from torch import Tensor
 
+from credo.kernels.layout import widened
 from credo.kernels.scratch import scratch
 
 
 def row_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """gᵀx and (g²)ᵀ(x²), both (O, I), from x (M, I) and g (M, O)."""
-    from credo.kernels.convolution import widened
-
     x, g = widened(x, g)
     squared_x = torch.mul(x, x, out=scratch("squared_x", tuple(x.shape), x))
     squared_g = torch.mul(g, g, out=scratch("squared_g", tuple(g.shape), g))

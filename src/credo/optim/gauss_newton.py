@@ -141,20 +141,18 @@ class GaussNewton(BayesianOptimizer):
     ) -> None:
         states = [self._state(p, square, squares_unit) for p, square in zip(parameters, squares, strict=True)]
         priors = [self._shrinkage(group, p) for p in parameters]
+        numbers = update.Settings(
+            float(group["lr"]), group["momentum"], group["ema_rate"], group["damping"], gradient_unit, squares_unit
+        )
         update.vogn_all_(
             [p.detach() for p in parameters],
             [state["momentum"] for state in states],
             [state["curvature"] for state in states],
             [p.grad for p in parameters],  # type: ignore[misc]
             squares,
-            lr=float(group["lr"]),
-            beta1=group["momentum"],
-            beta2=group["ema_rate"],
-            prior=priors if isinstance(priors[0], Tensor) else priors[0],
-            prior_mean=[state["prior_mean"] for state in states] if "prior_mean" in states[0] else None,
-            damping=group["damping"],
-            gradient_scale=gradient_unit,
-            squares_scale=squares_unit,
+            priors if isinstance(priors[0], Tensor) else priors[0],  # type: ignore[arg-type]
+            [state["prior_mean"] for state in states] if "prior_mean" in states[0] else None,
+            numbers,
         )
 
     def _state(self, p: Tensor, squares: Tensor, unit: float) -> dict[str, Tensor]:

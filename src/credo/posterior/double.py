@@ -93,8 +93,20 @@ class Doubles:
             content = cell.cell_contents
         except ValueError:  # not assigned yet
             return cell
+        if isinstance(content, dict | list) and not self._leads_back(content, set()):
+            return cell  # somebody's records, to be written as ever
         twin = self._of(content)
         return cell if twin is content else types.CellType(twin)
+
+    def _leads_back(self, value: object, seen: set[int]) -> bool:
+        if id(value) in self._modules | self._parameters | self._buffers:
+            return True
+        if id(value) in seen or not isinstance(value, dict | list | tuple):
+            return False
+        seen.add(id(value))
+        return any(
+            self._leads_back(item, seen) for item in (value.values() if isinstance(value, dict) else value)
+        )
 
 
 _FOLLOWED: dict[type, Any] = {

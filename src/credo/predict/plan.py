@@ -8,7 +8,8 @@ One function is run first, watched: its largest intermediate tensor (a bytes), t
 * Convolutions with different weights become grouped ones. These lose to the loop, except when a is so small
   that overhead decides, or when the network is narrow: with few channels the vector units idle in the loop,
   and in channels_last all samples lie side by side as channels (LeNet-5 at batch 32: 0.4 of the loop).
-* An operation that vmap has no rule for would run as a hidden loop; hooks would see batched tensors.
+* An operation that vmap has no rule for would run as a hidden loop, random ones would draw other numbers, and
+  hooks would see batched tensors: these stay a loop.
 
 The same model and shapes thus always take the same path, and the same seed the same bits. The constants are
 those of CPUs; on accelerators the rule is right and its speed unmeasured.
@@ -55,6 +56,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size = max((tensor.numel() * tensor.element_size() for tensor in made), default=0)
         self.largest = max(self.largest, size)
         self.batchable &= _has_rule(func) or next(_tensors(args), None) is None
+        self.batchable &= torch.Tag.nondeterministic_seeded not in func.tags
         if func is torch.ops.aten.convolution.default and size > self.largest_convolution:
             self.largest_convolution, self.channels = size, args[1].shape[0]
             self.planar = args[0].dim() == 4 and not args[6]  # 2-d, not transposed

@@ -134,34 +134,42 @@ CREDO_INLINE double minus_two_log(double k) {
     const double exponent = as<double>(0x4330000000000000 | uint64_t(bits) >> 52) - (0x1p52 + 53);
     const double f = as<double>((bits & 0x000fffffffffffff) + 0x3fe6a09e667f3bcd) - 1.0;
     const double s = f / (2.0 + f), z = s * s, w = z * z;
-    const double even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
-    const double odd = z * (6.666666666666735130e-01 +
-                                                    w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
+    double even = 1.531383769920937332e-01;
+    even = even * w + 2.222219843214978396e-01;
+    even = even * w + 3.999999999940941908e-01;
+    double odd = 1.479819860511658591e-01;
+    odd = odd * w + 1.818357216161805012e-01;
+    odd = odd * w + 2.857142874366239149e-01;
+    odd = odd * w + 6.666666666666735130e-01;
     const double half_square = 0.5 * f * f;
-    const double log_m = f - (half_square - s * (half_square + even + odd));
+    const double log_m = f - (half_square - s * (half_square + w * even + z * odd));
     return -2.0 * (exponent * 0.69314718055994530942 + log_m);
 }
 
 CREDO_INLINE double sine(double x) {  // |x| ≤ π/4, as in fdlibm
     const double z = x * x;
-    const double r = 8.33333333332248946124e-03 +
-                                      z * (-1.98412698298579493134e-04 +
-                                                z * (2.75573137070700676789e-06 + z * (-2.50507602534068634195e-08 + z * 1.58969099521155010221e-10)));
-    return x + x * z * (-1.66666666666666324348e-01 + z * r);
+    double p = 1.58969099521155010221e-10;
+    p = p * z - 2.50507602534068634195e-08;
+    p = p * z + 2.75573137070700676789e-06;
+    p = p * z - 1.98412698298579493134e-04;
+    p = p * z + 8.33333333332248946124e-03;
+    p = p * z - 1.66666666666666324348e-01;
+    return x + x * z * p;
 }
 
 CREDO_INLINE double cosine(double x) {
     const double z = x * x;
-    const double r =
-            z * (4.16666666666666019037e-02 +
-                      z * (-1.38888888888741095749e-03 +
-                                z * (2.48015872894767294178e-05 +
-                                          z * (-2.75573143513906633035e-07 + z * (2.08757232129817482790e-09 + z * -1.13596475577881948265e-11)))));
-    return 1.0 - (0.5 * z - z * r);
+    double p = -1.13596475577881948265e-11;
+    p = p * z + 2.08757232129817482790e-09;
+    p = p * z - 2.75573143513906633035e-07;
+    p = p * z + 2.48015872894767294178e-05;
+    p = p * z - 1.38888888888741095749e-03;
+    p = p * z + 4.16666666666666019037e-02;
+    return 1.0 - (0.5 * z - z * z * p);
 }
 
-// The angle's last two bits choose one of the four images of |x| ≤ π/4 that cover the circle: the sign of both numbers,
-// and which of them is the sine. So both are as exact near zero as anywhere.
+// The angle's last two bits choose one of the four images of |x| ≤ π/4 that cover the circle: the sign of both
+// numbers, and which of them is the sine. So both are as exact near zero as anywhere.
 CREDO_INLINE void gaussians(Key key, uint64_t tile, float* out) {
     uint32_t radius[lanes], angle[lanes];
     draw(key, tile, radius, angle);

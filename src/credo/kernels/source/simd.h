@@ -56,4 +56,18 @@ CREDO_INLINE void transpose(Vector (&rows)[width]) {
     }
 }
 
+template <int width, int block, typename Vector, int... lane>
+CREDO_INLINE Vector fold(Vector v, std::integer_sequence<int, lane...> lanes) {
+    v += __builtin_shufflevector(v, v, (lane ^ block)...);
+    if constexpr (block > 1) return fold<width, block / 2>(v, lanes);
+    return v;
+}
+
+// The sum of a vector's lanes, in pairs.
+template <typename T>
+CREDO_INLINE T lanes_sum(typename Simd<T>::Vector v) {
+    constexpr int width = Simd<T>::width;
+    return fold<width, width / 2>(v, std::make_integer_sequence<int, width>())[0];
+}
+
 }  // namespace

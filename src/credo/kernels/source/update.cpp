@@ -36,8 +36,8 @@ void vogn(const Operands<T> at, const Settings<T> set, int64_t begin, int64_t en
     }
 }
 
-// `tensors`: rows of `count` pointers (means, momenta, curvatures, gradients, squares, priors, prior means); the last two
-// rows may hold nulls throughout: the prior is then the number in `settings`, its mean zero.
+// `tensors`: rows of `count` pointers (means, momenta, curvatures, gradients, squares, priors, prior means). The last
+// two rows may be null throughout: the prior is then a number, and its mean zero.
 template <typename T>
 int64_t vogn_list(T* const* tensors, const int64_t* sizes, int64_t count, const double* numbers, int64_t threads) {
     const auto settings = settings_of<T>(numbers);
@@ -51,7 +51,8 @@ int64_t vogn_list(T* const* tensors, const int64_t* sizes, int64_t count, const 
     return 0;
 }
 
-// A number is infinite or NaN when its exponent is all ones: as an integer, and without its sign, it is then the largest.
+// A number is infinite or NaN when its exponent is all ones: without its sign, and read as an integer, it is then
+// infinity's or larger.
 // Looked at in pieces: an early end without a branch per element.
 template <typename Bits>
 bool finite(const Bits* numbers, int64_t begin, int64_t end, Bits infinity) {
@@ -82,11 +83,13 @@ int64_t all_finite(const Bits* const* tensors, const int64_t* sizes, int64_t cou
 
 }  // namespace
 
-CREDO_EXPORT(vogn_f32)(float* const* tensors, const int64_t* sizes, int64_t count, const double* settings, int64_t threads) {
+CREDO_EXPORT(vogn_f32)(float* const* tensors, const int64_t* sizes, int64_t count, const double* settings,
+                       int64_t threads) {
     return vogn_list(tensors, sizes, count, settings, threads);
 }
 
-CREDO_EXPORT(vogn_f64)(double* const* tensors, const int64_t* sizes, int64_t count, const double* settings, int64_t threads) {
+CREDO_EXPORT(vogn_f64)(double* const* tensors, const int64_t* sizes, int64_t count, const double* settings,
+                       int64_t threads) {
     return vogn_list(tensors, sizes, count, settings, threads);
 }
 
