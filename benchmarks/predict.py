@@ -23,7 +23,7 @@ from credo.posterior import DiagonalPosterior
 from credo.predict import predict
 
 SAMPLES = 32
-ROUNDS, SECONDS = 15, 8.0
+ROUNDS, SECONDS = 15, 5.0
 Run = Callable[[], object]
 
 CASES: list[tuple[str, Callable[[], nn.Module], tuple[int, ...], tuple[int, ...]]] = [

@@ -199,7 +199,7 @@ def test_what_cannot_be_doubled_is_refused_by_name() -> None:
         StandIn(lambda x: x)  # type: ignore[arg-type]
     with pytest.raises(CallOrderError, match="weight"):
         StandIn(nn.LazyLinear(3))
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="script"):
         scripted = torch.jit.script(nn.Linear(4, 4))
     with pytest.raises(UnsupportedOperation, match="script"):
         StandIn(nn.Sequential(scripted))

@@ -38,27 +38,25 @@ _PRECISION = {torch.float32: _Precision(16, 1, 31, 2, 30), torch.float64: _Preci
 def words(block: Tensor, index: Tensor, seed: int, stream: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The four words of every block, as int64 in [0, 2³²). `block` and `index` are int64 in [0, 2³²) too.
 
-    Products wrap at 64 bits as in C, and a shift brings in copies of the sign; one mask a round removes both.
+    Products wrap at 64 bits as in C, and a shift brings in copies of the sign; one mask a round removes both. Words that
+    are still the same for many blocks stay small, and broadcast: it makes the first two rounds cheap.
     """
     x, y = block, index
-    z, w = torch.full_like(block, stream & _LOW), torch.full_like(block, stream >> 32 & _LOW)
+    z, w = (torch.tensor(half & _LOW, device=block.device) for half in (stream, stream >> 32))
     key = [seed & _LOW, seed >> 32 & _LOW]
     for _ in range(ROUNDS):
         p, q = x * _MULTIPLIERS[0], z * _MULTIPLIERS[1]
-        x = (q >> 32).bitwise_xor_(y).bitwise_xor_(key[0]).bitwise_and_(_LOW)
-        z = (p >> 32).bitwise_xor_(w).bitwise_xor_(key[1]).bitwise_and_(_LOW)
+        x = ((q >> 32).bitwise_xor_(key[0]) ^ y).bitwise_and_(_LOW)
+        z = ((p >> 32).bitwise_xor_(key[1]) ^ w).bitwise_and_(_LOW)
         y, w = q, p
         key = [(k + weyl) & _LOW for k, weyl in zip(key, _WEYL, strict=True)]
-    return x, y & _LOW, z, w & _LOW
+    return x, y.bitwise_and_(_LOW), z, w.bitwise_and_(_LOW)
 
 
-def lane_bits(
-    tile: Tensor, index: Tensor, seed: int, stream: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def lane_bits(tile: Tensor, index: Tensor, seed: int, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The bits behind the radius and the angle of every lane: two (tiles, 32) tensors of int64."""
     blocks = torch.arange(_PRECISION[dtype].blocks, device=tile.device)
-    block = (tile * LANES)[:, None] + blocks  # (tiles, blocks)
-    x, y, z, w = words(block, index[:, None].expand_as(block), seed, stream)
+    x, y, z, w = words((tile * LANES)[:, None] + blocks, index[:, None], seed, stream)  # (tiles, blocks)
     if dtype == torch.float64:
         return x | y << 32, z | w << 32
     return torch.stack((x, z), -1).flatten(1), torch.stack((y, w), -1).flatten(1)
@@ -67,21 +65,25 @@ def lane_bits(
 def uniforms(radius: Tensor, angle: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """u in (0, 1] and x in (−π/4, π/4), on grids that are symmetric and miss zero."""
     how = _PRECISION[dtype]
-    u = (radius >> how.radius_shift & (1 << how.radius_bits) - 1 | 1).to(dtype) * 2.0**-how.radius_bits
     half = 1 << how.angle_bits - 1
-    x = ((angle >> how.angle_shift & 2 * half - 1 | 1) - half).to(dtype) * (math.pi / 4 / half)
-    return u, x
+    k = (radius >> how.radius_shift).bitwise_and_((1 << how.radius_bits) - 1).bitwise_or_(1)
+    j = (angle >> how.angle_shift).bitwise_and_(2 * half - 1).bitwise_or_(1).sub_(half)
+    return k.to(dtype).mul_(2.0**-how.radius_bits), j.to(dtype).mul_(math.pi / 4 / half)
 
 
 def gaussians(tile: Tensor, index: Tensor, seed: int, stream: int, dtype: torch.dtype) -> Tensor:
     """The standard normals of tiles `tile` of tensors `index`: (tiles, 64).
 
-    √(−2 ln u)·(cos θ, sin θ), where the angle's last two bits choose one of the four images of x that make up θ:
-    the sign of both numbers, and which of them is the sine. So both are as exact near zero as anywhere.
+    √(−2 ln u)·(cos θ, sin θ), where the angle's last two bits choose one of the four images of x that make up θ: the
+    sign of both numbers, and which of them is the sine. So both are as exact near zero as anywhere.
     """
     radius, angle = lane_bits(tile, index, seed, stream, dtype)
     u, x = uniforms(radius, angle, dtype)
-    r = u.log_().mul_(-2).sqrt_() * (1 - 2 * (angle & 1))
-    sine, cosine = x.sin().mul_(r), x.cos().mul_(r)
-    swapped = (angle & 2).bool()
-    return torch.cat((torch.where(swapped, sine, cosine), torch.where(swapped, cosine, sine)), 1)
+    sign = (angle & 1).to(dtype).mul_(-2).add_(1)
+    r = u.log_().mul_(-2).sqrt_().mul_(sign)
+    sine, cosine = x.sin().mul_(r), x.cos_().mul_(r)
+    swapped = angle.bitwise_and_(2).bool()
+    out = torch.empty(len(tile), TILE, dtype=dtype, device=tile.device)
+    torch.where(swapped, sine, cosine, out=out[:, :LANES])
+    torch.where(swapped, cosine, sine, out=out[:, LANES:])
+    return out

@@ -105,6 +105,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         finally:
             self._inside = None
         self._gather(stats, parameters, before, scale)
+        self._warn_of_small_data(stats.examples)
 
     @contextmanager
     def _sample(self, parameters: list[Tensor]) -> Iterator[Statistics]:
@@ -129,7 +130,6 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         if stats.examples:
             self._refuse_replaced(parameters)
             self._gathered.add(stats, parameters, scale)
-            self._warn_of_small_data(stats.examples)
 
     def supply(self, squares: Mapping[Tensor, Tensor], examples: int) -> None:
         """Declares that `.grad` holds the gradient, and gives Σᵢ gᵢ² over `examples`; the next `step()` uses both.

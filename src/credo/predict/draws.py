@@ -1,7 +1,7 @@
 """The weight samples of one prediction: the same for every batch, drawn in order, never many at once."""
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -23,21 +23,13 @@ class WeightDraws:
         self.bytes = sum(tensor.numel() * tensor.element_size() for tensor in posterior.mean.values())
         self.most = max(1, LIMIT // max(1, self.bytes))
 
-    def first(self) -> Weights:
-        """The first draw by itself; `chunks` begins with it again."""
-        stacked = self._all() if self.samples <= self.most else self._draw(self._generator(), 1)
-        return {name: tensor[0] for name, tensor in stacked.items()}
+    def stream(self) -> "Stream":
+        return Stream(self._all() if self.samples <= self.most else self._fresh, self.samples)
 
-    def chunks(self, size: int) -> Iterator[Weights]:
-        """All draws, at most `size` at a time, stacked."""
-        if self.samples <= self.most:
-            stacked = self._all()
-            for start in range(0, self.samples, size):
-                yield {name: tensor[start : start + size] for name, tensor in stacked.items()}
-        else:
-            generator = self._generator()
-            for start in range(0, self.samples, size):
-                yield self._draw(generator, min(size, self.samples - start))
+    def _fresh(self) -> Callable[[int], Weights]:
+        """Draws from the start of the random stream, made when they are taken."""
+        generator = self._generator()
+        return lambda n: self._draw(generator, n)
 
     def _all(self) -> Weights:
         placement = tuple((name, t.device, t.dtype) for name, t in self._stand_in.like.items())
@@ -51,6 +43,27 @@ class WeightDraws:
 
     def _generator(self) -> torch.Generator:
         return torch.Generator(self._posterior.device).manual_seed(self._seed)
+
+
+class Stream:
+    """Reads the draws once in order, as many at a time as one likes."""
+
+    def __init__(self, source: Weights | Callable[[], Callable[[int], Weights]], samples: int) -> None:
+        self._source, self._samples = source, samples
+        self.rewind()
+
+    def rewind(self) -> None:
+        self.left = self._samples
+        self._draw = None if isinstance(self._source, dict) else self._source()
+
+    def take(self, most: int) -> Weights:
+        """The next draws, stacked; at most that many."""
+        start, n = self._samples - self.left, min(most, self.left)
+        self.left -= n
+        if self._draw is not None:
+            return self._draw(n)
+        assert isinstance(self._source, dict)
+        return {name: tensor[start : start + n] for name, tensor in self._source.items()}
 
 
 class _LastDraws:

@@ -5,6 +5,7 @@ One function is run first, watched: its largest intermediate tensor (a bytes), t
 
 * Many at a time saves Python and makes matrix products larger, but its intermediates are c·a bytes. Beyond a
   cache of about 10 MB the gain is lost, so c = 10 MB / a; below four samples vmap costs more than it saves.
+  From a of 128 kB on the loop's own products are large enough (an MLP of width 100 at batch 512: a tie).
 * Convolutions with different weights become grouped ones. These lose to the loop, except when a is so small
   that overhead decides, or when the network is narrow: with few channels the vector units idle in the loop,
   and in channels_last all samples lie side by side as channels (LeNet-5 at batch 32: 0.4 of the loop).
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CACHE = 10 * 10**6  # bytes that intermediates of one chunk may take
-SMALL = 256 * 2**10  # bytes of the largest intermediate, below which overhead decides
+SMALL = 128 * 2**10  # bytes of the largest intermediate, below which overhead decides
 HEAVY = 4 * 2**20  # bytes of weights above which convolutions gain nothing
 NARROW = 16  # output channels of two AVX2 vectors
 WORTH = 4  # samples at a time
@@ -72,8 +73,9 @@ def choose(meter: Meter, module: nn.Module, samples: int, weight_bytes: int, for
     narrow = meter.largest_convolution > 0 and meter.planar and meter.channels < NARROW
     if force:
         return Plan(chunk, channels_last=narrow)
-    pays = not meter.largest_convolution or (weight_bytes <= HEAVY and (narrow or meter.largest <= SMALL))
-    return Plan(chunk, channels_last=narrow) if pays and chunk >= WORTH else LOOP
+    light = not meter.largest_convolution or weight_bytes <= HEAVY
+    pays = light and (narrow or meter.largest <= SMALL) and chunk >= WORTH
+    return Plan(chunk, channels_last=narrow) if pays else LOOP
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -39,21 +39,24 @@ class SampledFunctions:
         self._writes = False  # whether the model changes its input in place
 
     def __call__(self, batch: Batch) -> Iterator[Outputs]:
-        shapes, known = batch.shapes(), None
+        shapes, stream, known = batch.shapes(), self._draws.stream(), None
         if shapes not in self._plans:
-            known, self._plans[shapes] = self._look(batch)
-        for weights in self._draws.chunks(self._plans[shapes].chunk):
+            known, self._plans[shapes] = self._look(stream.take(1), batch)
+            if self._plans[shapes] is LOOP:
+                yield known
+            else:
+                stream.rewind()
+        while stream.left:
             plan = self._plans[shapes]
-            outputs = known if plan is LOOP and known is not None and _length(weights) == 1 else None
-            yield outputs or self._run(weights, batch, plan, known, shapes)
+            yield self._run(stream.take(plan.chunk), batch, plan, known, shapes)
             known = None
 
-    def _look(self, batch: Batch) -> tuple[Outputs, Plan]:
+    def _look(self, stacked: Weights, batch: Batch) -> tuple[Outputs, Plan]:
         """The first function's answer, and the plan for batches like this one."""
-        weights, private, meter = self._draws.first(), batch.map(lambda tensor: tensor.clone()), Meter()
+        private, meter = batch.map(lambda tensor: tensor.clone()), Meter()
         versions = [tensor._version for tensor in private.tensors()]
         with nullcontext() if self._vectorise is False else meter:
-            answer = self._one(weights, private)
+            answer = self._one(stacked, 0, private)
         self._writes |= versions != [tensor._version for tensor in private.tensors()]
         if self._vectorise is False or self._writes:
             return answer, LOOP
@@ -69,14 +72,11 @@ class SampledFunctions:
             if outputs is not None and (known is None or _agree(outputs, known)):
                 return outputs
             self._plans[shapes] = LOOP
-        singles = [
-            self._one({name: tensor[i] for name, tensor in weights.items()}, batch)
-            for i in range(_length(weights))
-        ]
+        singles = [self._one(weights, i, batch) for i in range(_length(weights))]
         return tuple(torch.cat(column) for column in zip(*singles, strict=True))
 
-    def _one(self, weights: Weights, batch: Batch) -> Outputs:
-        self._stand_in.load(weights)
+    def _one(self, stacked: Weights, i: int, batch: Batch) -> Outputs:
+        self._stand_in.load({name: tensor[i] for name, tensor in stacked.items()})
         batch = batch.map(lambda tensor: tensor.clone()) if self._writes else batch
         return tuple(tensor.unsqueeze(0) for tensor in self._read(batch.call(self._stand_in.module)))
 

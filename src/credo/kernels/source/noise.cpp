@@ -6,7 +6,8 @@ namespace {
 
 // One tile; a tensor of shifts, or one number for all.
 template <bool shifted, typename T>
-CREDO_INLINE void combine(T* out, const T* mean, const T* curvature, const T* shifts, T scale, T shift, const T* noise) {
+CREDO_INLINE void combine(T* out, const T* mean, const T* curvature, const T* shifts, T scale, T shift,
+                          const T* noise) {
 #pragma omp simd
     for (int i = 0; i < tile_size; ++i)
         out[i] = mean[i] + noise[i] * root(scale / (curvature[i] + (shifted ? shifts[i] : shift)));
@@ -30,7 +31,9 @@ void combine_some(T* out, const T* mean, const T* curvature, const T* shifts, T 
 struct Keys {
     const int64_t *seed_stream, *indices;
 
-    Key operator[](int64_t k) const { return {uint64_t(seed_stream[0]), uint64_t(seed_stream[1]), uint64_t(indices[k])}; }
+    Key operator[](int64_t k) const {
+        return {uint64_t(seed_stream[0]), uint64_t(seed_stream[1]), uint64_t(indices[k])};
+    }
 };
 
 // Calls body(i, number of elements, their noise) for each tile, or piece of a tile, of a tensor's [begin, end).

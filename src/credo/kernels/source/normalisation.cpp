@@ -78,12 +78,17 @@ struct Normalisation {
                 a *= invstd[c];
                 own[0] += a, own[1] += a * a, own[2] += b, own[3] += b * b;
             }
-        for (int64_t c = first; c < end; ++c)
+        T along[most_channels][3];
+        for (int64_t c = first; c < end; ++c) {
             for (int i = 0; i < 4; ++i) sums[i * at.channels + c] = sum[c - first][i];
+            along[c - first][0] = scale(c), along[c - first][1] = slope(c), along[c - first][2] = shift(c);
+        }
         for (int64_t m = 0; gx && m < at.examples; ++m)
-            for (int64_t c = first; c < end; ++c)
+            for (int64_t c = first; c < end; ++c) {
+                const T* own = along[c - first];
                 row_gradient(x + c * at.x.channel + m * at.x.example, g + c * at.g.channel + m * at.g.example, mean[c],
-                             scale(c), slope(c), shift(c), gx + c * at.x.channel + m * at.x.example);
+                             own[0], own[1], own[2], gx + c * at.x.channel + m * at.x.example);
+            }
     }
 
     // Channels last: `vectors` adjacent vectors of channels from c on, over a slice of the examples.

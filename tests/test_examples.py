@@ -1,0 +1,61 @@
+"""Every example runs as a reader would run it, is short, and does what it says."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_short(path):
+    assert len(path.read_text().splitlines()) < 80
+
+
+def test_two_moons(tmp_path, capsys):
+    from examples import two_moons
+
+    two_moons.main(str(tmp_path / "moons.png"), steps=300)
+    accuracy, near, far = map(float, re.findall(r"\d\.\d+", capsys.readouterr().out)[:3])
+    assert accuracy > 0.9
+    assert 0 <= near <= 0.7
+    assert 0 <= far <= 0.7
+    assert (tmp_path / "moons.png").stat().st_size > 10_000
+
+
+def test_regression(tmp_path, capsys):
+    from examples import regression
+
+    regression.main(str(tmp_path / "band.png"), steps=1500)
+    at_data, in_gap, _ = map(float, re.findall(r"\d\.\d+", capsys.readouterr().out)[:3])
+    assert at_data < in_gap
+    assert (tmp_path / "band.png").stat().st_size > 10_000
+
+
+def test_digits(capsys):
+    from examples import digits
+
+    digits.main(epochs=10)
+    rows = {line.split()[0]: list(map(float, line.split()[1:])) for line in capsys.readouterr().out.splitlines()[1:]}
+    assert rows.keys() == {"Adam", "VOGN"}
+    assert rows["VOGN"][0] > rows["Adam"][0] - 0.02
+
+
+def test_lightning_trains_an_unmodified_module():
+    from examples import lightning_module
+
+    state = torch.get_rng_state()
+    try:
+        assert lightning_module.main(epochs=5) > 0.85
+    finally:
+        torch.set_rng_state(state)
+
+
+def test_the_readme_example_runs_as_pasted():
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
