@@ -66,7 +66,9 @@ def tensors(layer: Layer, memory_format: torch.memory_format) -> tuple[Tensor, T
     """x, g and a weight of the layer."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(layer.examples, layer.channels, layer.size, layer.size, generator=generator)
-    weight = torch.randn(layer.outputs, layer.channels // layer.groups, layer.kernel, layer.kernel, generator=generator)
+    weight = torch.randn(
+        layer.outputs, layer.channels // layer.groups, layer.kernel, layer.kernel, generator=generator
+    )
     x, weight = (t.contiguous(memory_format=memory_format) for t in (x, weight))
     out = torch.conv2d(x, weight, None, layer.stride, layer.padding, 1, layer.groups)
     g = torch.randn(out.shape, generator=generator).contiguous(memory_format=memory_format)
@@ -109,7 +111,9 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", help="a part of the layers' names")

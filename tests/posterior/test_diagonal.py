@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
+from credo import kernels
 from credo.errors import InvalidType, InvalidValue
 from credo.posterior import DiagonalPosterior
 
@@ -90,6 +91,14 @@ def test_draws_do_not_depend_on_how_many_are_taken_at_a_time(dtype: torch.dtype)
     apart = [q.sample_many(split, n) for n in (1, 2, 3)] + [{k: v[None] for k, v in q.sample(split).items()}]
     for name in SHAPES:
         assert torch.equal(together[name], torch.cat([part[name] for part in apart]))
+
+
+def test_draws_are_those_of_the_plain_torch_twin() -> None:
+    q = posterior(dtype=torch.float32)
+    with kernels.forced("off"):
+        twin = q.sample_many(generator(2), 3)
+    for name, draw in q.sample_many(generator(2), 3).items():
+        torch.testing.assert_close(draw, twin[name], rtol=1e-5, atol=1e-6)
 
 
 def test_deterministic_names_are_their_mean_and_count_for_nothing() -> None:

@@ -5,7 +5,6 @@ forward outside the block, a compiled or scripted model, a custom autograd funct
 gradient without its square, and is refused here, before anything has changed.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,16 +20,12 @@ _OURS = (Watched._backward_cls, Derived._backward_cls)  # type: ignore[attr-defi
 
 def audit(roots: Iterable[Tensor], ledger: Ledger, wanted: frozenset[int], declared: int | None) -> BackwardPass:
     """The pass about to begin; refuses parameters that it would reach by unwatched ways."""
-    uses = [node.use for node in _watched_nodes(roots, ledger)]
-    uses = [use for use in uses if use.ledger is ledger]
-    counts: Counter[int] = Counter()
-    direct: Counter[int] = Counter()
-    for use in uses:
-        for source in use.sources:
-            if source is not None:
-                counts.update(id(root) for root in source.roots)
-                direct.update([id(source.roots[0])] if source.selects else [])
-    single = frozenset(key for key, n in counts.items() if n == 1 and direct[key] == 1)
+    uses = [use for node in _watched_nodes(roots, ledger) if (use := node.use).ledger is ledger]
+    counts: dict[int, int] = {}
+    for source in (source for use in uses for source in use.sources if source is not None):
+        for root in source.roots:  # a use through a computation counts twice: it must wait for the end of the pass
+            counts[id(root)] = counts.get(id(root), 0) + (1 if source.selects else 2)
+    single = frozenset(key for key, n in counts.items() if n == 1)
     return BackwardPass(_count_examples(uses, ledger, declared), wanted, single)
 
 

@@ -6,6 +6,7 @@ parameters alone gives a derived tensor; everything else runs as it is.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -61,7 +62,9 @@ class Interception(TorchFunctionMode):
     def _replace(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call with a parameter, or what was derived from one, among its arguments."""
         rule = rule_for(func)
-        if rule is None and can_unlock(func) and func not in _WHOLE:
+        if rule is not None:
+            return self._replace_by(rule(*args, **kwargs), func, args, kwargs)
+        if can_unlock(func) and func not in _WHOLE:
             with self, self._inside(func, args, kwargs):
                 return unlocked(func)(*args, **kwargs)
         tensors = list(tensors_in((*args, *kwargs.values())))
@@ -69,18 +72,31 @@ class Interception(TorchFunctionMode):
             return self._derive(func, args, kwargs)
         if _writes_in_place(func):
             return self._write(func, args, kwargs)
-        operation = rule(*args, **kwargs) if rule else None
-        if operation is not None and operation.has_no_examples(self._provenance):
+        return self._replace_row_by_row(func, args, kwargs)
+
+    def _replace_by(self, operation: Operation, func: Any, args: Any, kwargs: Any) -> Any:
+        """By an operation with a rule, if parameters stand where the rule expects them."""
+        known = self._provenance
+        sources = tuple(known.source(tensor) for tensor in operation.tensors)
+        shared = all(tensor is None or known.knows(tensor) for tensor in operation.tensors)
+        if shared or operation.has_no_examples(known):
             return self._derive(func, args, kwargs)
-        if operation is None or not self._fits(operation):
-            shared = [self._provenance.source(tensor) is not None for tensor in tensors]
-            operation = Generic(func, args, kwargs, shared)
-            result, differentiable = operation.run()
-            if not differentiable:  # a comparison, a shape
-                return result
+        places = operation.parameter_slots
+        if any(source is not None and k not in places for k, source in enumerate(sources)):
+            return self._replace_row_by_row(func, args, kwargs)
+        if self._examples_second and operation.name != "linear":
+            return self._replace_row_by_row(func, args, kwargs)
+        return self._place(operation, sources)
+
+    def _replace_row_by_row(self, func: Any, args: Any, kwargs: Any) -> Any:
+        sources = tuple(map(self._provenance.source, tensors_in((*args, *kwargs.values()))))
+        operation = Generic(func, args, kwargs, [source is not None for source in sources])
+        result, differentiable = operation.run()
+        return self._place(operation, sources) if differentiable else result  # else a comparison, a shape
+
+    def _place(self, operation: Operation, sources: tuple[Source | None, ...]) -> Any:
         if self._examples_second:
             operation.axis, operation.lead, operation.merged_from = 1, self._examples_second, None
-        sources = tuple(self._provenance.source(tensor) for tensor in operation.tensors)
         if self._stacks is not None:
             return self._stacks.apply(operation, sources, self._watch)
         return self._watch(operation, sources)
@@ -88,11 +104,6 @@ class Interception(TorchFunctionMode):
     def _watch(self, operation: Operation, sources: tuple[Source | None, ...]) -> Any:
         use = Use(operation, sources, self.ledger, next(self._order))
         return Watched.apply(use, *operation.tensors)  # type: ignore[no-untyped-call]
-
-    def _fits(self, operation: Operation) -> bool:
-        """Whether parameters stand only where the rule expects them."""
-        places = {k for k, tensor in enumerate(operation.tensors) if self._provenance.source(tensor)}
-        return places <= operation.parameter_slots and not (self._examples_second and operation.name != "linear")
 
     @contextmanager
     def _inside(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
@@ -182,6 +193,7 @@ def _name(func: Any) -> str:
     return getattr(func, "__name__", str(func))
 
 
+@cache
 def _writes_in_place(func: Any) -> bool:
     name = _name(func)
     in_place_operator = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__iter__")

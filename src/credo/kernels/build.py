@@ -18,7 +18,15 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parent / "source"
 LIBRARY = "libcredo_kernels.dylib" if sys.platform == "darwin" else "libcredo_kernels.so"
 COMMON = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno"]
-AVX512 = ["-mavx2", "-mfma", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512"]
+AVX512 = [
+    "-mavx2",
+    "-mfma",
+    "-mavx512f",
+    "-mavx512dq",
+    "-mavx512bw",
+    "-mavx512vl",
+    "-mprefer-vector-width=512",
+]
 X86_64 = {"baseline": [], "avx2": ["-mavx2", "-mfma"], "avx512": AVX512}  # the order is from worst to best
 
 

@@ -45,7 +45,9 @@ def one_place_sums(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
     """With one place in the output rᵢ is an outer product, as in a linear layer; taps in the padding stay zero."""
     total, squares = empty_sums(x, g, at)
     taps, touched = [slice(None), slice(None)], [slice(None), slice(None)]
-    for size, kernel, padding, dilation in zip(x.shape[2:], at.kernel_size, at.padding, at.dilation, strict=True):
+    for size, kernel, padding, dilation in zip(
+        x.shape[2:], at.kernel_size, at.padding, at.dilation, strict=True
+    ):
         first = -(-padding // dilation)  # tap k reads place dilation·k − padding
         end = max(first, min(kernel, (size - 1 + padding) // dilation + 1))
         taps.append(slice(first, end))
@@ -64,7 +66,9 @@ def weight_sums_native(kernel: native.Kernel, x: Tensor, g: Tensor, at: Geometry
     threads = torch.get_num_threads()
     geometry = native.integers(*numbers(x, g, at))
     nothing = native.pointer(None)
-    needed = kernel(geometry, nothing, nothing, nothing, nothing, nothing, threads)  # without scratch it only asks
+    needed = kernel(
+        geometry, nothing, nothing, nothing, nothing, nothing, threads
+    )  # without scratch it only asks
     if needed > LIMIT and (halves := split(x, g, at)):
         return join(*(weight_sums_native(kernel, *half) for half in halves), dim=0 if at.groups > 1 else 1)
     workspace = scratch("convolution", (-(-needed // x.element_size()),), x)

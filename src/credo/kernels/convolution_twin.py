@@ -1,12 +1,12 @@
 """The pure-torch twin of the convolution kernel: the input is unfolded, so that rᵢ is a matrix product.
 
-    a few places, P ≤ 4    Σᵢrᵢ² = Σ_{p≤q} (2 if p<q) · (g_p∘g_q)ᵀ(x_p∘x_q)    one product over examples and pairs
-    small weights          some rᵢ at once with one bmm, then two reductions; on an accelerator always
-    else                   one rᵢ after the other, in tiles that stay in the L2 cache
+a few places, P ≤ 4    Σᵢrᵢ² = Σ_{p≤q} (2 if p<q) · (g_p∘g_q)ᵀ(x_p∘x_q)    one product over examples and pairs
+small weights          some rᵢ at once with one bmm, then two reductions; on an accelerator always
+else                   one rᵢ after the other, in tiles that stay in the L2 cache
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,6 +61,9 @@ def empty_sums(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
     return x.new_zeros(shape), x.new_zeros(shape)
 
 
+Strategy = Callable[[Tensor, Tensor, Geometry, Tensor, Tensor], None]
+
+
 class Part(NamedTuple):
     """A part of the weight that does not depend on the rest."""
 
@@ -76,7 +79,9 @@ def parts(x: Tensor, g: Tensor, at: Geometry) -> Iterator[Part]:
     channel_bytes = at.taps * math.prod(g.shape[2:]) * x.element_size()
     if at.groups == 1:
         step = max(1, COLUMNS // channel_bytes)
-        yield from (Part(slice(None), slice(c, c + step), slice(c, c + step), 1) for c in range(0, inside, step))
+        yield from (
+            Part(slice(None), slice(c, c + step), slice(c, c + step), 1) for c in range(0, inside, step)
+        )
         return
     step = max(1, min(COLUMNS // (channel_bytes * inside), PRODUCTS // (outside * inside * at.taps * 64)))
     for i in range(0, at.groups, step):
@@ -84,7 +89,7 @@ def parts(x: Tensor, g: Tensor, at: Geometry) -> Iterator[Part]:
         yield Part(slice(i * outside, end * outside), slice(None), slice(i * inside, end * inside), end - i)
 
 
-def strategy(x: Tensor, g: Tensor, at: Geometry, weight: Tensor):  # type: ignore[no-untyped-def]
+def strategy(x: Tensor, g: Tensor, at: Geometry, weight: Tensor) -> Strategy:
     """How to compute a part; all other code is the same on every device."""
     if at.groups > 1 or x.device.type != "cpu":
         return batched_sums
@@ -96,10 +101,13 @@ def strategy(x: Tensor, g: Tensor, at: Geometry, weight: Tensor):  # type: ignor
 def batched_sums(x: Tensor, g: Tensor, at: Geometry, total: Tensor, squares: Tensor) -> None:
     """Unfold some examples, multiply them in one bmm, reduce twice."""
     places, inside = math.prod(g.shape[2:]), total[0].numel()
-    step = max(1, min(COLUMNS // (x.shape[1] * at.taps * places), PRODUCTS // total.numel()) // x.element_size())
+    step = max(
+        1, min(COLUMNS // (x.shape[1] * at.taps * places), PRODUCTS // total.numel()) // x.element_size()
+    )
     for part, grads in zip(x.split(step), g.split(step), strict=True):
         columns = scratch("columns", (len(part), x.shape[1], *at.kernel_size, *g.shape[2:]), x)
-        columns.copy_(windows(F.pad(part, both_sides(at.padding)), 2, g.shape[2:], at))
+        padded = F.pad(part.contiguous(), both_sides(at.padding))
+        columns.copy_(windows(padded, 2, g.shape[2:], at))
         own = scratch("products", (len(part) * at.groups, len(total) // at.groups, inside), x)
         rows = grads.reshape(len(own), -1, places)
         torch.bmm(rows, columns.view(len(own), inside, places).mT, out=own)  # rᵢ
@@ -115,7 +123,9 @@ def looped_sums(x: Tensor, g: Tensor, at: Geometry, total: Tensor, squares: Tens
     adds = places >= MANY_PLACES
     sums = x.new_zeros(2, len(total), inside)  # taps before channels
     for columns, grads in unfolded(x, g, at, inside * places):
-        for tile_grads, tile_total, tile_squares in zip(grads.split(rows, 1), *(s.split(rows) for s in sums), strict=True):
+        for tile_grads, tile_total, tile_squares in zip(
+            grads.split(rows, 1), *(s.split(rows) for s in sums), strict=True
+        ):
             tile = scratch("products", tuple(tile_total.shape), x)
             for own_grads, own_columns in zip(tile_grads, columns, strict=True):
                 torch.mm(own_grads, own_columns, out=tile)  # rᵢ
@@ -166,7 +176,9 @@ def windows(padded: Tensor, first: int, places: Sequence[int], at: Geometry) -> 
         shape, strides = (*at.kernel_size, *places), (*taps, *steps)
         return padded.as_strided((*padded.shape[:2], *shape), (*padded.stride()[:2], *strides))
     shape, strides = (*places, *at.kernel_size), (*steps, *taps)
-    return padded.as_strided((len(padded), *shape, padded.shape[-1]), (padded.stride(0), *strides, padded.stride(-1)))
+    return padded.as_strided(
+        (len(padded), *shape, padded.shape[-1]), (padded.stride(0), *strides, padded.stride(-1))
+    )
 
 
 def taps_last(sums: Tensor, weight: Tensor) -> Tensor:
@@ -177,7 +189,17 @@ def taps_last(sums: Tensor, weight: Tensor) -> Tensor:
 def torch_gradient(x: Tensor, g: Tensor, at: Geometry, weight: Tensor) -> Tensor:
     """Σᵢrᵢ from torch itself."""
     gradient: Tensor = torch.ops.aten.convolution_backward(
-        g, x, weight, None, at.stride, at.padding, at.dilation, False, [0] * len(at.stride), 1, [False, True, False]
+        g,
+        x,
+        weight,
+        None,
+        at.stride,
+        at.padding,
+        at.dilation,
+        False,
+        [0] * len(at.stride),
+        1,
+        [False, True, False],
     )[1]
     return gradient
 

@@ -1,5 +1,7 @@
 """How tensors lie in memory, and the types that sums are made in."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -18,12 +20,8 @@ def readable(t: Tensor) -> Tensor:
 
 def flat_strides(t: Tensor) -> tuple[int, int, int]:
     """Elements from one example, channel and place to the next; place is 0 when places do not follow one another."""
-    place, expected = 0, 0
-    for size, stride in zip(reversed(t.shape[2:]), reversed(t.stride()[2:]), strict=True):
-        if size == 1:
-            continue
-        if expected not in (0, stride):
+    dims = [(size, stride) for size, stride in zip(t.shape[2:], t.stride()[2:], strict=True) if size != 1]
+    for (_, outer), (size, inner) in pairwise(dims):
+        if outer != size * inner:
             return t.stride(0), t.stride(1), 0
-        place = place or stride
-        expected = stride * size
-    return t.stride(0), t.stride(1), place or 1
+    return t.stride(0), t.stride(1), dims[-1][1] if dims else 1

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from credo.errors import InvalidValue
 
-LIBRARY = Path(__file__).with_name("libcredo_kernels.dylib" if sys.platform == "darwin" else "libcredo_kernels.so")
+LIBRARY = Path(__file__).with_name(
+    "libcredo_kernels.dylib" if sys.platform == "darwin" else "libcredo_kernels.so"
+)
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")  # from worst to best, as `credo_cpu_level` counts them
 CHOICES = ("off", *INSTRUCTION_SETS)
 
@@ -89,7 +91,9 @@ def choice() -> tuple[str, str]:
 def validated(chosen: str, source: str) -> str:
     """`chosen` itself, or InvalidValue."""
     if chosen not in CHOICES:
-        raise InvalidValue(f"{source} is {chosen!r}; allowed: {', '.join(CHOICES)}; leave it unset for the best.")
+        raise InvalidValue(
+            f"{source} is {chosen!r}; allowed: {', '.join(CHOICES)}; leave it unset for the best."
+        )
     return chosen
 
 
@@ -132,7 +136,9 @@ def symbol(name: str, instruction_set: str) -> Kernel:
 @cache
 def warn_once(failure: str) -> None:
     """Say once per process that the twin runs: right results, at 1.2 to 1.7 times the time."""
-    warnings.warn(f"credo runs on its pure-torch kernels, which are slower: {failure}.", RuntimeWarning, stacklevel=4)
+    warnings.warn(
+        f"credo runs on its pure-torch kernels, which are slower: {failure}.", RuntimeWarning, stacklevel=4
+    )
 
 
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p:

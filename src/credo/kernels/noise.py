@@ -19,7 +19,7 @@ from credo.kernels import lists, philox
 from credo.kernels.lists import Row
 from credo.kernels.native import integers
 
-WINDOW = 4096  # tiles that the twin draws at once: its intermediate tensors stay small
+WINDOW = 2048  # tiles that the twin draws at once: its intermediate tensors stay in the cache
 LARGEST = 1 << 33  # elements: 2³² blocks of a stream have numbers for so many
 
 

@@ -17,11 +17,15 @@ _kept = threading.local()
 def scratch(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """An uninitialised tensor of `shape` with the type and device of `like`; the next call of that `name` reuses it."""
     if like.device.type != "cpu":
-        return like.new_empty(shape)  # other devices' allocators keep memory themselves, and know about streams
+        return like.new_empty(
+            shape
+        )  # other devices' allocators keep memory themselves, and know about streams
     buffers: dict[tuple[str, torch.dtype], Tensor] = _kept.__dict__.setdefault("buffers", {})
     size = torch.Size(shape).numel()
     buffer = buffers.get((name, like.dtype))
     if buffer is None or buffer.numel() < size:
-        with torch.inference_mode(False):  # else it would be an inference tensor, of no use to a later backward
+        with torch.inference_mode(
+            False
+        ):  # else it would be an inference tensor, of no use to a later backward
             buffer = buffers[name, like.dtype] = torch.empty(size, dtype=like.dtype)
     return buffer[:size].view(shape)

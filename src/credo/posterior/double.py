@@ -17,7 +17,7 @@ class Doubles:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.slots: defaultdict[int, list[tuple[object, object]]] = defaultdict(list)
+        self.slots: defaultdict[int, list[tuple[Any, Any]]] = defaultdict(list)
         self._modules = {id(module) for module in model.modules()}
         self._parameters = {id(parameter) for parameter in model.parameters()}
         self._memo: dict[int, object] = {id(b): b.detach().clone() for b in model.buffers()}

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from credo.errors import InvalidType, InvalidValue
+from credo.kernels.noise import normal_
 
 
 def check_generator(generator: object, device: torch.device) -> torch.Generator:
@@ -23,11 +24,13 @@ def check_generator(generator: object, device: torch.device) -> torch.Generator:
 def standard_normal(
     generator: torch.Generator, n: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """n rows of ε ~ N(0, I).
+    """n rows of ε ~ N(0, I), of any width.
 
-    One randn per row: how randn uses the stream depends on its length, and row i must not depend on n.
+    The generator gives each row a key of 63 bits, the counter-based kernel the row itself: several times faster
+    than randn, the same for any number of threads, and row i does not depend on n.
     """
     rows = torch.empty(n, width, dtype=dtype, device=device)
     for row in rows:
-        torch.randn(width, generator=generator, out=row)
+        key = torch.randint(2**63 - 1, (), generator=generator, device=generator.device)
+        normal_(row, seed=int(key), stream=0)
     return rows

@@ -5,8 +5,7 @@ flips its flags: another thread, a hook or an interrupt can see either. The doub
 own and shares the parameters' memory, so making it costs microseconds a module and no copy of the weights.
 """
 
-from collections.abc import Mapping, MutableMapping, MutableSequence
-from typing import TypeAlias
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,6 @@ from credo.posterior.double import Doubles
 
 WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before every name
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-Slot: TypeAlias = tuple[MutableMapping[str, object] | MutableSequence[object], str | int]
 
 
 class StandIn:
@@ -34,6 +32,7 @@ class StandIn:
         self.module: nn.Module = doubles.root
         self.like = _named(inner)
         self._slots = {name: doubles.slots[id(tensor)] for name, tensor in self.like.items()}
+        self._first = {name: slots[0][0][slots[0][1]] for name, slots in self._slots.items()}
 
     def own_name(self, name: str) -> str:
         """The model's name for what a posterior of the wrapped model calls `name`."""
@@ -71,7 +70,11 @@ class StandIn:
         """Put tensors wherever the double holds these weights: tied ones and flattened lists included."""
         for name, tensor in weights.items():
             for container, key in self._slots[name]:
-                container[key] = tensor  # type: ignore[index]
+                container[key] = tensor
+
+    def release(self) -> None:
+        """Go back to what was there at first, so that loaded tensors can be freed before the next are made."""
+        self.load(self._first)
 
 
 def device_of(model: nn.Module) -> torch.device | None:

@@ -1,0 +1,66 @@
+"""Σᵢrᵢ and Σᵢrᵢ² of a linear layer's weight against a loop over examples."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from credo.kernels import forced
+from credo.kernels.linear import row_sums, sequence_sums
+from tests.kernels.modes import MODES, assert_close, every_mode, every_type
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def oracle(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    own = torch.einsum("mto,mti->moi", g.double(), x.double())
+    return own.sum(0), own.square().sum(0)
+
+
+def check_sequence(x: Tensor, g: Tensor, mode: str) -> None:
+    with forced(mode):
+        actual = sequence_sums(x, g)
+    for own, truth in zip(actual, oracle(x, g), strict=True):
+        assert_close(own, truth)
+
+
+@every_mode
+@every_type
+@pytest.mark.parametrize(
+    "shape", [(4, 7, 5, 3), (3, 1, 20, 40), (2, 50, 96, 64), (0, 3, 4, 5), (9, 2, 300, 260)]
+)
+def test_sequences(shape: tuple[int, ...], dtype: torch.dtype, mode: str) -> None:
+    examples, positions, inputs, outputs = shape
+    x = random(examples, positions, inputs, dtype=dtype)
+    check_sequence(x, random(examples, positions, outputs, seed=1, dtype=dtype), mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(sizes=st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 40), st.integers(1, 40)))
+@settings(max_examples=30, deadline=None)
+def test_any_sequence(mode: str, sizes: tuple[int, ...]) -> None:
+    examples, positions, inputs, outputs = sizes
+    check_sequence(random(examples, positions, inputs), random(examples, positions, outputs, seed=1), mode)
+
+
+@every_mode
+def test_time_first(mode: str) -> None:
+    """(T, M, d) seen as (M, T, d), as recurrent layers have it."""
+    check_sequence(random(6, 3, 10).transpose(0, 1), random(6, 3, 20, seed=1).transpose(0, 1), mode)
+
+
+@every_type
+@pytest.mark.parametrize("shape", [(4, 5, 3), (1, 1, 1), (0, 4, 5), (100, 64, 10)])
+def test_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    examples, inputs, outputs = shape
+    x, g = random(examples, inputs, dtype=dtype), random(examples, outputs, seed=1, dtype=dtype)
+    for own, truth in zip(row_sums(x, g), oracle(x[:, None], g[:, None]), strict=True):
+        assert_close(own, truth)
+
+
+def test_half_precision_rows_are_summed_in_single() -> None:
+    total, squares = row_sums(random(4, 5, dtype=torch.bfloat16), random(4, 3, seed=1, dtype=torch.bfloat16))
+    assert total.dtype == squares.dtype == torch.float32
