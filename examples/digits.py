@@ -1,6 +1,6 @@
 """Handwritten digits: Adam and VOGN side by side, with the digits 8 and 9 kept out as unfamiliar inputs.
 
-    python -m examples.digits
+python -m examples.digits
 """
 
 import time
@@ -25,7 +25,9 @@ def data() -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch
     return (familiar[0][:cut], familiar[1][:cut]), (familiar[0][cut:], familiar[1][cut:]), x[~seen]
 
 
-def train(optimizer: torch.optim.Optimizer, model: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
+def train(
+    optimizer: torch.optim.Optimizer, model: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int
+) -> float:
     """The same loop for every optimiser; returns the seconds an epoch took."""
     generator, start = torch.Generator().manual_seed(1), time.perf_counter()
     for _ in range(epochs):
@@ -47,10 +49,14 @@ def main(epochs: int = 30) -> None:
     for name in ("Adam", "VOGN"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 8))
-        optimizer = torch.optim.Adam(model.parameters()) if name == "Adam" else credo.VOGN(model, data_size=len(x))
+        optimizer = (
+            torch.optim.Adam(model.parameters()) if name == "Adam" else credo.VOGN(model, data_size=len(x))
+        )
         seconds = train(optimizer, model, x, y, epochs)
         posterior = "mean" if name == "Adam" else optimizer.posterior()
-        known, unknown = (credo.predict(model, posterior, inputs, samples=30) for inputs in (x_test, unfamiliar))
+        known, unknown = (
+            credo.predict(model, posterior, inputs, samples=30) for inputs in (x_test, unfamiliar)
+        )
         s = credo.evaluate(known, y_test, ood=unknown)
         print(
             f"{name:6} {s['accuracy']:8.3f} {s['nll']:6.3f} {s['ece']:6.3f} {s['auroc']:6.3f} "

@@ -14,7 +14,7 @@ from torch import nn
 import credo
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 NOISE = 0.1**2
 
@@ -46,11 +46,17 @@ def main(path: str = "regression.png", steps: int = 4000) -> None:
     known = prediction.epistemic.sqrt().squeeze(1)
     inside = (grid.squeeze(1).abs() < 0.25).nonzero().squeeze(1)
     at_data = (grid.squeeze(1) - 0.7).abs().argmin()
-    print(f"sd of the function: {known[at_data]:.3f} at the data, {known[inside].max():.3f} in the gap, {known[-1]:.3f} outside")
+    print(
+        f"sd of the function: {known[at_data]:.3f} at the data, {known[inside].max():.3f} in the gap, {known[-1]:.3f} outside"
+    )
     figure, panel = plt.subplots(figsize=(7, 4))
     line = grid.squeeze(1)
-    panel.fill_between(line, mean - 2 * sd, mean + 2 * sd, alpha=0.2, label="mean ± 2 sd, with the data's noise")
-    panel.fill_between(line, mean - 2 * known, mean + 2 * known, alpha=0.4, label="mean ± 2 sd of the function")
+    panel.fill_between(
+        line, mean - 2 * sd, mean + 2 * sd, alpha=0.2, label="mean ± 2 sd, with the data's noise"
+    )
+    panel.fill_between(
+        line, mean - 2 * known, mean + 2 * known, alpha=0.4, label="mean ± 2 sd of the function"
+    )
     panel.plot(line, mean, "C0")
     panel.plot(line, torch.sin(4 * line), "k--", linewidth=1, label="truth")
     panel.plot(x, y, "k.", markersize=3)

@@ -16,7 +16,7 @@ from torch import nn
 import credo
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 
 def train(x: torch.Tensor, y: torch.Tensor, steps: int = 1500) -> tuple[nn.Module, credo.DiagonalPosterior]:
@@ -33,7 +33,9 @@ def plane() -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     return torch.stack([axis.flatten() for axis in axes], 1), axes
 
 
-def draw(path: str, x: torch.Tensor, y: torch.Tensor, model: nn.Module, posterior: credo.DiagonalPosterior) -> None:
+def draw(
+    path: str, x: torch.Tensor, y: torch.Tensor, model: nn.Module, posterior: credo.DiagonalPosterior
+) -> None:
     points, axes = plane()
     mean = credo.predict(model, "mean", points).probs[:, 1].view(120, 120)
     averaged = credo.predict(model, posterior, points, samples=50, keep_samples=True)
@@ -59,7 +61,9 @@ def main(path: str = "two_moons.png", steps: int = 1500) -> None:
     near = credo.predict(model, posterior, x, samples=50)
     far = credo.predict(model, posterior, x * 4 + 6, samples=50)
     accuracy = credo.metrics.accuracy(near.probs, y)
-    print(f"accuracy {accuracy:.3f}; entropy near the data {near.entropy.mean():.3f}, far away {far.entropy.mean():.3f} nats")
+    print(
+        f"accuracy {accuracy:.3f}; entropy near the data {near.entropy.mean():.3f}, far away {far.entropy.mean():.3f} nats"
+    )
     draw(path, x, y, model, posterior)
     print(f"picture: {path}")
 

@@ -38,7 +38,10 @@ def test_digits(capsys):
     from examples import digits
 
     digits.main(epochs=10)
-    rows = {line.split()[0]: list(map(float, line.split()[1:])) for line in capsys.readouterr().out.splitlines()[1:]}
+    rows = {
+        line.split()[0]: list(map(float, line.split()[1:]))
+        for line in capsys.readouterr().out.splitlines()[1:]
+    }
     assert rows.keys() == {"Adam", "VOGN"}
     assert rows["VOGN"][0] > rows["Adam"][0] - 0.02
 

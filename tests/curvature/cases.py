@@ -21,7 +21,11 @@ class Case:
             torch.manual_seed(sum(map(ord, self.name)))
             model = self.model().to(dtype)
             for tensor in (*model.parameters(), *model.buffers()):
-                if tensor.is_floating_point() and tensor.dim() == 1 and torch.equal(tensor, torch.zeros_like(tensor)):
+                if (
+                    tensor.is_floating_point()
+                    and tensor.dim() == 1
+                    and torch.equal(tensor, torch.zeros_like(tensor))
+                ):
                     tensor.data.uniform_(-1, 1)
             if self.tokens:
                 return model, torch.randint(0, self.tokens, self.shape)
@@ -151,7 +155,10 @@ class NoRule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = torch.einsum("bi,oi->bo", x, self.weight)
-        return torch.maximum(out, self.bias) + torch.baddbmm(self.bias, x.unsqueeze(1), self.weight.T.expand(len(x), 4, 5))[:, 0]
+        return (
+            torch.maximum(out, self.bias)
+            + torch.baddbmm(self.bias, x.unsqueeze(1), self.weight.T.expand(len(x), 4, 5))[:, 0]
+        )
 
 
 class LeftProduct(nn.Module):
@@ -228,7 +235,9 @@ def _convolutions() -> list[Case]:
             "circular": {"padding": 1, "padding_mode": "circular"},
             "replicate": {"padding": 1, "padding_mode": "replicate"},
         }
-        rows += [Case(f"Conv{d}d {k}", lambda c=conv, o=o: c(4, 8, 3, **o), shape) for k, o in options.items()]
+        rows += [
+            Case(f"Conv{d}d {k}", lambda c=conv, o=o: c(4, 8, 3, **o), shape) for k, o in options.items()
+        ]
         rows += [
             Case(f"Conv{d}d same, even kernel", lambda c=conv: c(4, 8, 4, padding="same"), shape),
             Case(f"Conv{d}d one position", lambda c=conv: c(4, 8, 7), shape),
@@ -239,7 +248,9 @@ def _convolutions() -> list[Case]:
                 lambda c=transposed: c(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
                 shape,
             ),
-            Case(f"ConvTranspose{d}d dilation", lambda c=transposed: c(4, 6, 3, dilation=2, bias=False), shape),
+            Case(
+                f"ConvTranspose{d}d dilation", lambda c=transposed: c(4, 6, 3, dilation=2, bias=False), shape
+            ),
             Case(f"BatchNorm{d}d eval", lambda n=norm: n(4).eval(), shape),
             Case(f"BatchNorm{d}d eval, zero weight", lambda n=norm: zero_weight(n(4)).eval(), shape),
             Case(f"InstanceNorm{d}d", lambda n=instance: n(4, affine=True), shape),
@@ -292,8 +303,16 @@ def _attention() -> list[Case]:
         Case("MultiheadAttention time-major inside", TimeMajorAttention, shape),
         Case("TransformerEncoderLayer", lambda: nn.TransformerEncoderLayer(**encoder), shape),
         Case("TransformerEncoderLayer eval", lambda: nn.TransformerEncoderLayer(**encoder).eval(), shape),
-        Case("TransformerEncoderLayer norm first", lambda: nn.TransformerEncoderLayer(**encoder, norm_first=True), shape),
-        Case("TransformerEncoder", lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**encoder), 2), shape),
+        Case(
+            "TransformerEncoderLayer norm first",
+            lambda: nn.TransformerEncoderLayer(**encoder, norm_first=True),
+            shape,
+        ),
+        Case(
+            "TransformerEncoder",
+            lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**encoder), 2),
+            shape,
+        ),
         Case("TransformerDecoderLayer", lambda: Decoder(nn.TransformerDecoderLayer(**encoder)), shape),
     ]
 
@@ -317,8 +336,16 @@ def _others() -> list[Case]:
         Case("Linear one example", lambda: nn.Linear(4, 3), (1, 4)),
         Case("Linear called twice", lambda: twice(nn.Linear(4, 4)), (5, 4)),
         Case("Linear 3-D called twice", lambda: twice(nn.Linear(4, 4)), (5, 3, 4)),
-        Case("MLP, in-place ReLU", lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(True), nn.Linear(8, 3)), (5, 4)),
-        Case("frozen weight", lambda: frozen(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), "1.weight"), (5, 4)),
+        Case(
+            "MLP, in-place ReLU",
+            lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(True), nn.Linear(8, 3)),
+            (5, 4),
+        ),
+        Case(
+            "frozen weight",
+            lambda: frozen(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), "1.weight"),
+            (5, 4),
+        ),
         Case(
             "frozen layer",
             lambda: frozen(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), "0.weight", "0.bias"),

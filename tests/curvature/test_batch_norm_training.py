@@ -91,7 +91,9 @@ def test_without_running_statistics(training):
 
 def test_inside_a_network_the_sum_rule_holds():
     """Each parameter's per-example shares sum to M times its gradient: Σgᵢ² ≥ (Σgᵢ)²/M by Cauchy–Schwarz."""
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)).double()
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)
+    ).double()
     x = data_for((8, 3, 5, 5))[0]
     with credo.capture(net) as stats:
         F.cross_entropy(net(x), torch.arange(8) % 2).backward()

@@ -116,7 +116,13 @@ def test_nothing_is_left_behind():
 
     def traces() -> list:
         modules = [(sorted(m.__dict__), len(m._forward_hooks), len(m._backward_hooks)) for m in net.modules()]
-        return [modules, [sorted(p.__dict__) + [p._backward_hooks, p._post_accumulate_grad_hooks] for p in net.parameters()]]
+        return [
+            modules,
+            [
+                sorted(p.__dict__) + [p._backward_hooks, p._post_accumulate_grad_hooks]
+                for p in net.parameters()
+            ],
+        ]
 
     before, patched = traces(), [F.linear, torch.Tensor.backward, torch.autograd.backward]
     state = torch.get_rng_state()
@@ -229,7 +235,9 @@ def test_bfloat16_parameters_have_float32_squares():
 
 
 def test_channels_last():
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(True), nn.Conv2d(8, 4, 3, stride=2), nn.Flatten(), nn.Linear(16, 3))
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(True), nn.Conv2d(8, 4, 3, stride=2), nn.Flatten(), nn.Linear(16, 3)
+    )
     net = net.double()
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(5, 3, 7, 7, generator=generator, dtype=torch.float64), torch.arange(5) % 3

@@ -48,7 +48,10 @@ def time_major(net):
 
 REFUSED = {
     "custom autograd function": (through_a_custom_function, "weight.*DoubledBackward"),
-    "custom autograd function beside a watched use": (partly_through_a_custom_function, "weight.*DoubledBackward"),
+    "custom autograd function beside a watched use": (
+        partly_through_a_custom_function,
+        "weight.*DoubledBackward",
+    ),
     "penalty in the loss": (with_a_penalty, "weight.*prior"),
     "after the mean over examples": (with_a_detour_around_the_examples, "mul.*bias.*leading dimension of 3"),
     "another leading dimension": (time_major, "linear.*weight.*leading dimension of"),
@@ -66,7 +69,10 @@ def test_refused_before_any_gradient_is_touched(loss, message):
 def test_forward_outside_the_block():
     net = linear()
     loss = net(X).sum()
-    with pytest.raises(UnsupportedOperation, match=r"bias.*AddmmBackward.*inside the block"), credo.capture(net):
+    with (
+        pytest.raises(UnsupportedOperation, match=r"bias.*AddmmBackward.*inside the block"),
+        credo.capture(net),
+    ):
         loss.backward()
     assert net.weight.grad is None
 
@@ -110,7 +116,9 @@ def test_packed_sequences_and_hidden_dropout_masks():
         net(torch.ones(5, 2, 4))
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM(4, 4), nn.TransformerEncoderLayer(4, 2, 8)], ids=["LSTM", "encoder"])
+@pytest.mark.parametrize(
+    "layer", [nn.LSTM(4, 4), nn.TransformerEncoderLayer(4, 2, 8)], ids=["LSTM", "encoder"]
+)
 def test_a_square_time_major_batch_is_ambiguous(layer):
     with pytest.raises(UnsupportedOperation, match="batch_first=True"), credo.capture(layer):
         layer(torch.ones(5, 5, 4))

@@ -48,7 +48,9 @@ def test_linear(lead, inputs, outputs, bias):
     size=st.integers(7, 9),
     transposed=st.booleans(),
 )
-def test_convolution(dims, examples, groups, width, kernel, stride, dilation, padding, mode, size, transposed):
+def test_convolution(
+    dims, examples, groups, width, kernel, stride, dilation, padding, mode, size, transposed
+):
     channels = (groups * width[0], groups * width[1])
     options = {"groups": groups, "dilation": dilation, "stride": stride}
     size = size if dims < 3 else 7
@@ -61,7 +63,13 @@ def test_convolution(dims, examples, groups, width, kernel, stride, dilation, pa
 
 
 @FEW
-@given(small, st.integers(1, 3), st.integers(1, 3), st.lists(small, max_size=2), st.sampled_from(["group", "instance", "batch"]))
+@given(
+    small,
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.lists(small, max_size=2),
+    st.sampled_from(["group", "instance", "batch"]),
+)
 def test_channel_norms(examples, groups, each, space, kind):
     channels = groups * each
     space = space or [3]

@@ -35,7 +35,11 @@ class Replay:
         new = {}
         for name, mu in mean.items():
             delta = self.shrinkage(name)
-            self.m[name] = self.momentum * self.m.get(name, 0.0) + g[name] + delta * (mu - self.prior_mean.get(name, 0.0))
+            self.m[name] = (
+                self.momentum * self.m.get(name, 0.0)
+                + g[name]
+                + delta * (mu - self.prior_mean.get(name, 0.0))
+            )
             self.s[name] = (1 - self.ema_rate) * self.s.get(name, h[name]) + self.ema_rate * h[name]
             new[name] = mu - self.lr * self.m[name] / (self.s[name] + delta + self.damping)
         return new

@@ -47,7 +47,14 @@ def closure_for(optimizer, model, x, y, seen):
 
 
 def replay_for(options: dict, prior: credo.DiagonalPosterior | None = None) -> Replay:
-    settings = {"lr": 0.05, "momentum": 0.9, "ema_rate": 0.1, "prior_precision": 2.0, "damping": 0.05, "tempering": 1.0}
+    settings = {
+        "lr": 0.05,
+        "momentum": 0.9,
+        "ema_rate": 0.1,
+        "prior_precision": 2.0,
+        "damping": 0.05,
+        "tempering": 1.0,
+    }
     settings |= {key: value for key, value in options.items() if key in settings}
     replay = Replay(data_size=100 * options.get("augmentation", 1.0), **settings)
     if prior is not None:
@@ -62,12 +69,16 @@ def follow(method, options: dict, prior=None, kernels: str | None = None, steps:
     base = {"lr": 0.05, "prior_precision": 2.0, "damping": 0.05, "momentum": 0.9, "ema_rate": 0.1}
     optimizer = method(model, data_size=100, prior=prior, **(base | options))
     if "initial_curvature" in options:
-        replay.s = {name: torch.full_like(p, options["initial_curvature"]) for name, p in model.named_parameters()}
+        replay.s = {
+            name: torch.full_like(p, options["initial_curvature"]) for name, p in model.named_parameters()
+        }
     for x, y in batches(steps):
         before, seen = snapshot(model), []
         optimizer.step(closure_for(optimizer, model, x, y, seen))
         assert len(seen) == options.get("mc_samples", 1)
-        g, h = means_over_examples(model, seen, lambda net, i, x=x, y=y: F.cross_entropy(net(x[i : i + 1]), y[i : i + 1]), 7)
+        g, h = means_over_examples(
+            model, seen, lambda net, i, x=x, y=y: F.cross_entropy(net(x[i : i + 1]), y[i : i + 1]), 7
+        )
         expected = replay.step(before, g, h)
         variance = optimizer.posterior().variance
         for name, p in model.named_parameters():
@@ -89,8 +100,13 @@ def test_ogn_is_the_same_at_the_mean(options, both_kernels):
 
 def some_posterior() -> credo.DiagonalPosterior:
     generator = torch.Generator().manual_seed(9)
-    mean = {n: torch.randn(p.shape, generator=generator, dtype=p.dtype) for n, p in network().named_parameters()}
-    variance = {n: torch.rand(p.shape, generator=generator, dtype=p.dtype) + 0.1 for n, p in network().named_parameters()}
+    mean = {
+        n: torch.randn(p.shape, generator=generator, dtype=p.dtype) for n, p in network().named_parameters()
+    }
+    variance = {
+        n: torch.rand(p.shape, generator=generator, dtype=p.dtype) + 0.1
+        for n, p in network().named_parameters()
+    }
     return credo.DiagonalPosterior(mean, variance)
 
 
@@ -175,7 +191,9 @@ def test_a_closure_may_return_the_losses_of_the_examples():
             if own_backward:
                 loss = optimizer.step(closure_for(optimizer, model, x, y, []))
             else:
-                loss = optimizer.step(lambda x=x, y=y, net=model: F.cross_entropy(net(x), y, reduction="none"))
+                loss = optimizer.step(
+                    lambda x=x, y=y, net=model: F.cross_entropy(net(x), y, reduction="none")
+                )
         trained.append((snapshot(model), loss))
     torch.testing.assert_close(trained[0], trained[1], rtol=1e-12, atol=1e-14)
 

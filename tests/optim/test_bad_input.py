@@ -86,22 +86,48 @@ PARAMETERS = {
     "an empty list": (list, InvalidValue, "empty parameter list"),
     "an empty group": (lambda: [{"params": []}], InvalidValue, "empty parameter list"),
     "nothing to train": (frozen, InvalidValue, "Linear has no trainable"),
-    "complex numbers": (lambda: [nn.Parameter(torch.ones(2, dtype=torch.cfloat))], InvalidType, r"params\[0\].*complex"),
-    "integers": (lambda: [("w", nn.Parameter(torch.ones(2).long(), requires_grad=False))], InvalidType, "w is of dtype"),
+    "complex numbers": (
+        lambda: [nn.Parameter(torch.ones(2, dtype=torch.cfloat))],
+        InvalidType,
+        r"params\[0\].*complex",
+    ),
+    "integers": (
+        lambda: [("w", nn.Parameter(torch.ones(2).long(), requires_grad=False))],
+        InvalidType,
+        "w is of dtype",
+    ),
     "meta": (lambda: nn.Linear(2, 2, device="meta"), InvalidType, "weight is on the meta device"),
     "sparse": (lambda: [torch.ones(2, 2).to_sparse().requires_grad_()], InvalidType, "sparse"),
     "not tensors": (lambda: [3], InvalidType, r"params\[0\]"),
     "named and unnamed": (mixed, ValueError, "with/without names"),
     "in two groups": (twice, ValueError, "more than one parameter group"),
-    "a typo": (lambda: [{"params": [nn.Parameter(torch.ones(2))], "prior_precison": 1.0}], InvalidValue, "'prior_precision'"),
-    "weight decay": (lambda: [{"params": [nn.Parameter(torch.ones(2))], "weight_decay": 1.0}], InvalidValue, "weight_decay"),
-    "a bad value in a group": (lambda: [{"params": [nn.Parameter(torch.ones(2))], "tempering": 2.0}], InvalidValue, "tempering"),
-    "DataParallel": (lambda: nn.DataParallel(nn.Linear(2, 2)), UnsupportedOperation, r"DataParallel.*model\.module"),
+    "a typo": (
+        lambda: [{"params": [nn.Parameter(torch.ones(2))], "prior_precison": 1.0}],
+        InvalidValue,
+        "'prior_precision'",
+    ),
+    "weight decay": (
+        lambda: [{"params": [nn.Parameter(torch.ones(2))], "weight_decay": 1.0}],
+        InvalidValue,
+        "weight_decay",
+    ),
+    "a bad value in a group": (
+        lambda: [{"params": [nn.Parameter(torch.ones(2))], "tempering": 2.0}],
+        InvalidValue,
+        "tempering",
+    ),
+    "DataParallel": (
+        lambda: nn.DataParallel(nn.Linear(2, 2)),
+        UnsupportedOperation,
+        r"DataParallel.*model\.module",
+    ),
     "compiled": (lambda: torch.compile(nn.Linear(2, 2)), UnsupportedOperation, "compiled"),
     "scripted": (lambda: torch.jit.script(nn.Linear(2, 2)), UnsupportedOperation, "scripted"),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(2)), CallOrderError, "Run one forward first"),
     "sparse embeddings": (
-        lambda: nn.ModuleDict({"a": nn.Embedding(3, 2, sparse=True), "b": nn.EmbeddingBag(3, 2, sparse=True)}),
+        lambda: nn.ModuleDict(
+            {"a": nn.Embedding(3, 2, sparse=True), "b": nn.EmbeddingBag(3, 2, sparse=True)}
+        ),
         UnsupportedOperation,
         r"a \(Embedding\), b \(EmbeddingBag\)",
     ),
@@ -126,7 +152,9 @@ def test_an_unknown_keyword_is_a_type_error():
         credo.VOGN(nn.Linear(2, 2), data_size=10, weightdecay=1.0)
 
 
-@pytest.mark.parametrize("start,end,steps", [(0.0, 1.0, 5), (0.1, 2.0, 5), (0.1, 1.0, 0), (0.1, 1.0, None), ("a", 1.0, 5)])
+@pytest.mark.parametrize(
+    "start,end,steps", [(0.0, 1.0, 5), (0.1, 2.0, 5), (0.1, 1.0, 0), (0.1, 1.0, None), ("a", 1.0, 5)]
+)
 def test_schedules_that_leave_the_range(start, end, steps):
     optimizer = credo.VOGN(nn.Linear(2, 2), data_size=10)
     with pytest.raises((InvalidValue, InvalidType)):

@@ -29,7 +29,11 @@ def trained(method=credo.VOGN, **options):
 
 def learned(model, optimizer) -> dict:
     """Everything that a refused call must leave alone."""
-    state = {f"{k}.{name}": v.clone() for k, p in enumerate(optimizer.state) for name, v in optimizer.state[p].items()}
+    state = {
+        f"{k}.{name}": v.clone()
+        for k, p in enumerate(optimizer.state)
+        for name, v in optimizer.state[p].items()
+    }
     return {**snapshot(model), **state, "step": torch.tensor(optimizer.counters["step"])}
 
 
@@ -278,7 +282,11 @@ RETURNS = {
     "nothing": (lambda model: None, InvalidType, "got NoneType"),
     "no graph": (lambda model: torch.tensor(1.0), InvalidValue, "has no graph"),
     "a matrix": (lambda model: model(X), InvalidValue, r"\(6, 3\)"),
-    "too few losses": (lambda model: F.cross_entropy(model(X), Y, reduction="none")[:3], InvalidValue, "3 losses"),
+    "too few losses": (
+        lambda model: F.cross_entropy(model(X), Y, reduction="none")[:3],
+        InvalidValue,
+        "3 losses",
+    ),
     "integer inputs": (lambda model: model(Y), RuntimeError, ""),
     "labels out of range": (lambda model: F.cross_entropy(model(X), Y + 7), IndexError, "out of bounds"),
     "lengths differ": (lambda model: F.cross_entropy(model(X), Y[:2]), ValueError, "batch_size"),

@@ -21,7 +21,14 @@ def regression(n: int = 60):
 
 def settle(model: nn.Module, losses, data_size: int, tempering: float, steps: int = 4000, **options):
     """Trains on the whole data with a falling step, and averages mean and curvature over the last half."""
-    options = {"lr": 0.1, "momentum": 0.0, "ema_rate": 0.02, "damping": 0.0, "prior_precision": DELTA, **options}
+    options = {
+        "lr": 0.1,
+        "momentum": 0.0,
+        "ema_rate": 0.02,
+        "damping": 0.0,
+        "prior_precision": DELTA,
+        **options,
+    }
     optimizer = credo.VOGN(model, data_size=data_size, tempering=tempering, mc_samples=2, **options)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 / (1 + t / 200))
     mean, curvature = 0.0, 0.0
@@ -30,7 +37,9 @@ def settle(model: nn.Module, losses, data_size: int, tempering: float, steps: in
         rate.step()
         if t >= steps // 2:
             mean = mean + next(model.parameters()).detach().flatten() / (steps - steps // 2)
-            curvature = curvature + optimizer.curvature()[next(iter(optimizer.names().values()))].flatten() / (steps - steps // 2)
+            curvature = curvature + optimizer.curvature()[
+                next(iter(optimizer.names().values()))
+            ].flatten() / (steps - steps // 2)
     return mean, curvature
 
 
@@ -85,5 +94,7 @@ def test_logistic_regression_against_quadrature(tempering):
 def test_the_papers_example_of_the_precision():
     """N = 1000, δ = 50, h = 0.2, τ = 0.5: the precision is 450, not the 425 of the misprint."""
     model = nn.Linear(1, 1, bias=False).double()
-    optimizer = credo.OGN(model, data_size=1000, prior_precision=50.0, tempering=0.5, damping=0.0, initial_curvature=0.2)
+    optimizer = credo.OGN(
+        model, data_size=1000, prior_precision=50.0, tempering=0.5, damping=0.0, initial_curvature=0.2
+    )
     assert float(1 / optimizer.posterior().variance["weight"]) == pytest.approx(450.0, rel=1e-12)

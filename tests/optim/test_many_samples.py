@@ -35,13 +35,25 @@ def transformer() -> nn.Module:
 MODELS = {
     "mlp": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (7, 4)),
     "no bias": (lambda: nn.Linear(4, 3, bias=False), (7, 4)),
-    "sequence": (lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Flatten(), nn.Linear(15, 3)), (7, 3, 4)),
+    "sequence": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Flatten(), nn.Linear(15, 3)),
+        (7, 3, 4),
+    ),
     "convolution": (convolutional, (7, 2, 6, 6)),
-    "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(2, 2, 2), nn.Flatten(), nn.Linear(32, 3)), (7, 2, 3, 3)),
+    "transposed": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(2, 2, 2), nn.Flatten(), nn.Linear(32, 3)),
+        (7, 2, 3, 3),
+    ),
     "batch norm": (lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), (7, 4)),
-    "group norm": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3)), (7, 2, 6, 6)),
+    "group norm": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3)),
+        (7, 2, 6, 6),
+    ),
     "bare parameters": (lambda: nn.Sequential(Scaled(), nn.Linear(5, 3)), (7, 4)),
-    "twice": (lambda: (lambda layer: nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(4, 3)))(nn.Linear(4, 4)), (7, 4)),
+    "twice": (
+        lambda: (lambda layer: nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(4, 3)))(nn.Linear(4, 4)),
+        (7, 4),
+    ),
 }
 
 
@@ -57,9 +69,13 @@ def test_vectorised_samples_are_those_taken_one_after_the_other(name, both_kerne
     results = []
     for vectorized in (False, True):
         model, x, y = build(name)
-        optimizer = credo.VOGN(model, data_size=50, mc_samples=3, initial_curvature=0.5, vectorized=vectorized)
+        optimizer = credo.VOGN(
+            model, data_size=50, mc_samples=3, initial_curvature=0.5, vectorized=vectorized
+        )
         losses = [optimizer.step(lambda: F.cross_entropy(model(x), y, reduction="none")) for _ in range(3)]
-        results.append((snapshot(model), optimizer.curvature(), torch.stack(losses), dict(optimizer.counters)))
+        results.append(
+            (snapshot(model), optimizer.curvature(), torch.stack(losses), dict(optimizer.counters))
+        )
     torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
 
 
@@ -67,9 +83,16 @@ def test_vectorised_samples_are_those_taken_one_after_the_other(name, both_kerne
 @pytest.mark.parametrize("slices", [2, 3, 7, 20])
 def test_slices_have_samples_of_their_own(name, slices, both_kernels):
     if name == "batch norm" and slices != 2:
-        return
+        return None
     model, x, y = build(name)
-    options = {"data_size": 50, "initial_curvature": 0.5, "momentum": 0.0, "prior_precision": 0.0, "lr": 1.0, "damping": 1.0}
+    options = {
+        "data_size": 50,
+        "initial_curvature": 0.5,
+        "momentum": 0.0,
+        "prior_precision": 0.0,
+        "lr": 1.0,
+        "damping": 1.0,
+    }
     looker = credo.VOGN(model, **options)
     samples = []
     for _ in range(slices):
@@ -86,17 +109,26 @@ def test_slices_have_samples_of_their_own(name, slices, both_kernels):
     for key, mean in before.items():
         s = 0.9 * 0.5 + 0.1 * h[key]
         torch.testing.assert_close(optimizer.curvature()[key], s, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(model.get_parameter(key).detach(), mean - g[key] / (s + 1.0), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            model.get_parameter(key).detach(), mean - g[key] / (s + 1.0), rtol=1e-9, atol=1e-12
+        )
 
 
 def sliced_means(model, samples, x, y):
     """ĝ and ĥ, example by example, each at the weights of its slice."""
-    owner = torch.cat([torch.full((len(part),), k) for k, part in enumerate(torch.arange(len(x)).tensor_split(len(samples)))])
+    owner = torch.cat(
+        [
+            torch.full((len(part),), k)
+            for k, part in enumerate(torch.arange(len(x)).tensor_split(len(samples)))
+        ]
+    )
     g = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     h = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for i in range(len(x)):
         twin = clone_with(model, samples[int(owner[i])])
-        grads = torch.autograd.grad(F.cross_entropy(twin(x[i : i + 1]), y[i : i + 1]), list(twin.parameters()))
+        grads = torch.autograd.grad(
+            F.cross_entropy(twin(x[i : i + 1]), y[i : i + 1]), list(twin.parameters())
+        )
         for name, grad in zip(g, grads, strict=True):
             g[name] += grad / len(x)
             h[name] += grad.square() / len(x)
@@ -107,9 +139,16 @@ def check_batch_norm(model, x, y, options, samples):
     """The statistics are those of the whole batch: the forward equals slices put together before the norm."""
     layer, norm, head = model
     halves = torch.arange(len(x)).tensor_split(2)
-    hidden = torch.cat([F.linear(x[part], samples[k]["0.weight"], samples[k]["0.bias"]) for k, part in enumerate(halves)])
+    hidden = torch.cat(
+        [F.linear(x[part], samples[k]["0.weight"], samples[k]["0.bias"]) for k, part in enumerate(halves)]
+    )
     normed = F.batch_norm(hidden, None, None, norm.weight, norm.bias, training=True)
-    out = torch.cat([F.linear(normed[part], samples[k]["2.weight"], samples[k]["2.bias"]) for k, part in enumerate(halves)])
+    out = torch.cat(
+        [
+            F.linear(normed[part], samples[k]["2.weight"], samples[k]["2.bias"])
+            for k, part in enumerate(halves)
+        ]
+    )
     optimizer = credo.VOGN(model, mc_slices=2, **options)
     with optimizer.sampled():
         seen = model(x)

@@ -29,7 +29,9 @@ torch.save(fingerprint(model, optimizer), sys.argv[3])
 
 
 def build(method, seed: int = 0, dtype: torch.dtype = torch.float32, **options):
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3)).to(dtype)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3)
+    ).to(dtype)
     optimizer = method(model, data_size=60, seed=seed, **options)
     rate = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     return model, optimizer, [rate, credo.TemperingSchedule(optimizer, 0.2, 1.0, 6)]
@@ -46,8 +48,14 @@ def train(model, optimizer, schedules, steps) -> None:
 
 
 def fingerprint(model, optimizer) -> dict:
-    state = {f"{k}.{name}": v for k, p in enumerate(optimizer.state) for name, v in optimizer.state[p].items()}
-    groups = {f"{k}.{name}": torch.tensor(float(group[name])) for k, group in enumerate(optimizer.param_groups) for name in ("lr", "tempering")}
+    state = {
+        f"{k}.{name}": v for k, p in enumerate(optimizer.state) for name, v in optimizer.state[p].items()
+    }
+    groups = {
+        f"{k}.{name}": torch.tensor(float(group[name]))
+        for k, group in enumerate(optimizer.param_groups)
+        for name in ("lr", "tempering")
+    }
     with optimizer.sampled():
         sample = {f"sample.{name}": p.detach().clone() for name, p in model.named_parameters()}
     return {**model.state_dict(), **state, **groups, **sample}
@@ -92,7 +100,11 @@ def test_resume_in_a_process_that_began_with_another_seed(method, tmp_path):
         torch.manual_seed(0)
         model, optimizer, schedules = build(method)
     train(model, optimizer, schedules, range(5))
-    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedules": [s.state_dict() for s in schedules]}
+    saved = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "schedules": [s.state_dict() for s in schedules],
+    }
     torch.save(saved, tmp_path / "saved.pt")
     train(model, optimizer, schedules, range(5, 9))
     arguments = [method.__name__, str(tmp_path / "saved.pt"), str(tmp_path / "end.pt")]
@@ -122,7 +134,10 @@ def test_a_state_dict_of_something_else_is_refused_and_nothing_changes():
     newer = optimizer.state_dict()
     newer["credo"] = {**newer["credo"], "version": 99}
     refused = {
-        "was not saved by a credo optimiser": (torch.optim.Adam(model.parameters()).state_dict(), InvalidValue),
+        "was not saved by a credo optimiser": (
+            torch.optim.Adam(model.parameters()).state_dict(),
+            InvalidValue,
+        ),
         "saved by OGN": (build(credo.OGN)[1].state_dict(), InvalidValue),
         "another model": (shaped.state_dict(), InvalidValue),
         "Upgrade credo": (newer, VersionError),

@@ -31,7 +31,10 @@ def test_groups_have_their_own_numbers():
         {"params": model[0].named_parameters(), "lr": 0.0, "prior_precision": 7.0},
         {"params": model[2].named_parameters(), "tempering": 0.5, "damping": 0.3, "deterministic": False},
     ]
-    named = [{**g, "params": [(f"{k}.{n}", p) for n, p in g["params"]]} for k, g in zip((0, 2), groups, strict=True)]
+    named = [
+        {**g, "params": [(f"{k}.{n}", p) for n, p in g["params"]]}
+        for k, g in zip((0, 2), groups, strict=True)
+    ]
     optimizer = credo.VOGN(named, lr=0.1, data_size=100, initial_curvature=1.0)
     before = snapshot(model)
     optimizer.step(losses(model))
@@ -149,7 +152,9 @@ def test_unused_parameters_are_skipped():
         optimizer.step(losses(model))
     assert torch.equal(idle.weight, before)
     posterior = optimizer.posterior()
-    torch.testing.assert_close(posterior.variance["idle.weight"], torch.full((2, 2), 1 / (100 * (1 / 100 + 1e-2))))
+    torch.testing.assert_close(
+        posterior.variance["idle.weight"], torch.full((2, 2), 1 / (100 * (1 / 100 + 1e-2)))
+    )
 
 
 def test_odd_parameters():
@@ -176,7 +181,9 @@ def test_odd_parameters():
 
 def test_clipping_between_block_and_step():
     model = network()
-    optimizer = credo.OGN(model, data_size=100, momentum=0.0, prior_precision=0.0, lr=1.0, damping=1.0, initial_curvature=1e-12)
+    optimizer = credo.OGN(
+        model, data_size=100, momentum=0.0, prior_precision=0.0, lr=1.0, damping=1.0, initial_curvature=1e-12
+    )
     before = snapshot(model)
     with optimizer.sampled():
         (1000 * F.cross_entropy(model(X), Y)).backward()
@@ -223,7 +230,9 @@ def test_the_deterministic_core_works_from_gradients_and_supplied_squares():
         optimizer = credo.OGN(model, data_size=100)
         for _ in range(3):
             if supplied:
-                squares = credo.squared_gradients(model, lambda net=model: F.cross_entropy(net(X.double()), Y))
+                squares = credo.squared_gradients(
+                    model, lambda net=model: F.cross_entropy(net(X.double()), Y)
+                )
                 optimizer.zero_grad()
                 F.cross_entropy(model(X.double()), Y).backward()
                 optimizer.supply({p: squares[n] for n, p in model.named_parameters()}, examples=8)

@@ -38,15 +38,23 @@ def capture(
     if reduction not in ("mean", "sum"):
         raise InvalidValue(f"reduction must be 'mean' or 'sum', as the loss is; got {reduction!r}.")
     if not scale > 0:
-        raise InvalidValue(f"scale must be a positive number, what the loss was multiplied by; got {scale!r}.")
+        raise InvalidValue(
+            f"scale must be a positive number, what the loss was multiplied by; got {scale!r}."
+        )
     if examples is not None and (not isinstance(examples, int) or examples < 1):
-        raise InvalidValue(f"examples must be the number of examples in the batch, at least 1; got {examples!r}.")
+        raise InvalidValue(
+            f"examples must be the number of examples in the batch, at least 1; got {examples!r}."
+        )
     return watching(subjects_of(parameters), reduction, scale, examples)
 
 
 @contextmanager
 def watching(
-    subjects: Subjects, reduction: str, scale: float = 1.0, examples: int | None = None, stacks: Stacks | None = None
+    subjects: Subjects,
+    reduction: str,
+    scale: float = 1.0,
+    examples: int | None = None,
+    stacks: Stacks | None = None,
 ) -> Iterator[Statistics]:
     """`capture` for arguments that are known to be good; with `stacks`, parameters that have many values at once."""
     interception = Interception(subjects, examples, stacks)
@@ -58,7 +66,11 @@ def watching(
 
 
 def squared_gradients(
-    model: torch.nn.Module, loss: Callable[[], Tensor], reduction: str = "mean", *, examples: int | None = None
+    model: torch.nn.Module,
+    loss: Callable[[], Tensor],
+    reduction: str = "mean",
+    *,
+    examples: int | None = None,
 ) -> dict[str, Tensor]:
     """Name → Σᵢ gᵢ² for the loss that `loss()` returns; `.grad` is left alone.
 
@@ -69,6 +81,10 @@ def squared_gradients(
         value = loss()
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise InvalidType(f"loss must return one number, the {reduction} over examples, as a tensor; got {got}.")
+            raise InvalidType(
+                f"loss must return one number, the {reduction} over examples, as a tensor; got {got}."
+            )
         torch.autograd.grad(value.sum(), list(named.values()), allow_unused=True)
-    return {n: stats.squares[p] if p in stats.squares else torch.zeros_like(widen(p)) for n, p in named.items()}
+    return {
+        n: stats.squares[p] if p in stats.squares else torch.zeros_like(widen(p)) for n, p in named.items()
+    }

@@ -14,7 +14,14 @@ from credo.curvature.unlock import unlocked
 _BACKWARD = ("tensors", "grad_tensors", "retain_graph", "create_graph", "inputs")
 _NAMES = {
     torch.Tensor.backward: ("self", "gradient", "retain_graph", "create_graph", "inputs"),
-    torch.autograd.backward: ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs"),
+    torch.autograd.backward: (
+        "tensors",
+        "grad_tensors",
+        "retain_graph",
+        "create_graph",
+        "grad_variables",
+        "inputs",
+    ),
     torch.autograd.grad: ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph"),
 }
 ENGINE_CALLS = frozenset(_NAMES)
@@ -35,7 +42,10 @@ def read_engine_call(func: Any, args: Any, kwargs: Any) -> EngineCall:
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     wanted = given.get("inputs")
     if func is torch.Tensor.backward:
-        func, given = torch.autograd.backward, {b: given[a] for a, b in zip(names, _BACKWARD, strict=True) if a in given}
+        func, given = (
+            torch.autograd.backward,
+            {b: given[a] for a, b in zip(names, _BACKWARD, strict=True) if a in given},
+        )
     return EngineCall(
         roots=list(tensors_in((given["outputs" if func is torch.autograd.grad else "tensors"],))),
         wanted=None if wanted is None else list(tensors_in((wanted,))),

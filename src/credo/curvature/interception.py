@@ -125,7 +125,11 @@ class Interception(TorchFunctionMode):
                 f"{func.__name__} changes in place a tensor computed from parameters. Use the function that "
                 f"returns a new tensor: {func.__name__.strip('_')}."
             )
-        private = {id(s.tensor): t for t in tensors_in((*args, *kwargs.values())) if (s := self._provenance.source(t))}
+        private = {
+            id(s.tensor): t
+            for t in tensors_in((*args, *kwargs.values()))
+            if (s := self._provenance.source(t))
+        }
         args, kwargs = tree_map_only(Tensor, self._private, (tuple(args), kwargs))
         result = func(*args, **kwargs)
 
@@ -196,5 +200,10 @@ def _name(func: Any) -> str:
 @cache
 def _writes_in_place(func: Any) -> bool:
     name = _name(func)
-    in_place_operator = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__iter__")
+    in_place_operator = name.startswith("__i") and name not in (
+        "__invert__",
+        "__index__",
+        "__int__",
+        "__iter__",
+    )
     return name == "__setitem__" or in_place_operator or (name.endswith("_") and not name.endswith("__"))

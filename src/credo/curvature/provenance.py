@@ -19,7 +19,14 @@ SELECTIONS = frozenset(
     getattr(torch.Tensor, name)
     for name in ("t", "transpose", "permute", "view", "reshape", "flatten", "unflatten", "contiguous")
     + ("unsqueeze", "squeeze", "swapaxes", "movedim", "chunk", "split", "narrow", "select", "unbind")
-) | {torch.Tensor.T.__get__, torch.Tensor.mT.__get__, torch.transpose, torch.permute, torch.chunk, torch.split}  # type: ignore[attr-defined]
+) | {
+    torch.Tensor.T.__get__,
+    torch.Tensor.mT.__get__,
+    torch.transpose,
+    torch.permute,
+    torch.chunk,
+    torch.split,
+}  # type: ignore[attr-defined]
 
 
 class Source:

@@ -65,7 +65,11 @@ class Stacks:
             )
 
     def _slice(self, operation: Operation, sources: tuple[Source | None, ...]) -> Operation:
-        stacks = {k: self._weights[id(s.tensor)] for k, s in enumerate(sources) if s and id(s.tensor) in self._weights}
+        stacks = {
+            k: self._weights[id(s.tensor)]
+            for k, s in enumerate(sources)
+            if s and id(s.tensor) in self._weights
+        }
         data = frozenset(k for k, source in enumerate(sources) if source is None)
         return Sliced(operation, stacks, data, self._samples) if stacks else operation
 
@@ -91,10 +95,14 @@ class Folded(torch.autograd.Function):
         """Nothing to keep: the gradient goes through the operation that ran."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, run: Any, data: Any, lead: int, axis: int, index: Any, *tensors: Any) -> Any:
+    def vmap(
+        info: Any, in_dims: Any, run: Any, data: Any, lead: int, axis: int, index: Any, *tensors: Any
+    ) -> Any:
         samples = info.batch_size
         folded = [
-            _fold(t, dim, samples, axis) if is_data and t is not None and (dim is not None or _has(t, lead, axis)) else t
+            _fold(t, dim, samples, axis)
+            if is_data and t is not None and (dim is not None or _has(t, lead, axis))
+            else t
             for t, dim, is_data in zip(tensors, in_dims[5:], data, strict=True)
         ]
         out = run(folded)

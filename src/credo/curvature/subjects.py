@@ -73,6 +73,13 @@ def _refuse_opaque(prefix: str, part: torch.nn.Module) -> None:
 def _named(index: int, entry: Any) -> tuple[str, Tensor]:
     if isinstance(entry, Tensor):
         return f"parameter {index} of shape {tuple(entry.shape)}", entry
-    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and isinstance(entry[1], Tensor):
+    if (
+        isinstance(entry, tuple)
+        and len(entry) == 2
+        and isinstance(entry[0], str)
+        and isinstance(entry[1], Tensor)
+    ):
         return entry
-    raise InvalidType(f"parameters[{index}] must be a tensor or a (name, tensor) pair; got {type(entry).__name__}.")
+    raise InvalidType(
+        f"parameters[{index}] must be a tensor or a (name, tensor) pair; got {type(entry).__name__}."
+    )

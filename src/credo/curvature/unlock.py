@@ -22,7 +22,9 @@ def unlocked(function: FunctionType) -> Callable[..., Any]:
     """The same function, which does not offer itself for overriding."""
     answers = {question: _no for question in _QUESTIONS if question in function.__globals__}
     scope = {**function.__globals__, **answers}
-    twin = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    twin = FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+    )
     twin.__kwdefaults__ = function.__kwdefaults__
     return twin
 

@@ -17,7 +17,9 @@ _FOREIGN = frozenset(
 )
 
 
-def number(name: str, value: Any, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> float:
+def number(
+    name: str, value: Any, low: float, high: float, *, open_low: bool = False, open_high: bool = False
+) -> float:
     """A finite number in the range; open ends leave the end out."""
     if isinstance(value, (bool, str)) or not isinstance(value, numbers.Real):
         raise InvalidType(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
@@ -65,7 +67,9 @@ def known_options(group: Mapping[str, Any], allowed: Iterable[str]) -> None:
     for name in group.keys() - allowed - _FOREIGN:
         near = difflib.get_close_matches(name, allowed, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise InvalidValue(f"unknown option {name!r} in a parameter group; there are {sorted(allowed)}.{hint}")
+        raise InvalidValue(
+            f"unknown option {name!r} in a parameter group; there are {sorted(allowed)}.{hint}"
+        )
 
 
 def parameter(name: str, value: Any) -> Tensor:

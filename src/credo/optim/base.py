@@ -89,7 +89,9 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     def _block(self, scale: float | None) -> Iterator[Statistics]:
         self._refuse_inside("open a sampling block")
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            raise CallOrderError("gradients are switched off (no_grad or inference_mode) around a sampling block.")
+            raise CallOrderError(
+                "gradients are switched off (no_grad or inference_mode) around a sampling block."
+            )
         parameters = self._trainable()
         before = [p.grad if self._gathered.samples else None for p in parameters]
         self._inside = threading.get_ident()
@@ -139,7 +141,9 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         arguments.whole("examples", examples, 1)
         for p, square in squares.items():
             if square.shape != p.shape:
-                raise InvalidValue(f"squares of shape {tuple(square.shape)} for a parameter of shape {tuple(p.shape)}.")
+                raise InvalidValue(
+                    f"squares of shape {tuple(square.shape)} for a parameter of shape {tuple(p.shape)}."
+                )
         squares_by_id = {id(p): square.detach().clone() for p, square in squares.items()}
         self._gathered = Gathered(1, examples, squares_by_id, 1 / examples, vectorized=True)
 
@@ -211,7 +215,9 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
             self.counters["refused_in_a_row"] = 0
         else:
             self._refuse_step()
-        self._left = {id(p): (weakref.ref(p.grad), p.grad._version) for p in self._trainable() if p.grad is not None}
+        self._left = {
+            id(p): (weakref.ref(p.grad), p.grad._version) for p in self._trainable() if p.grad is not None
+        }
 
     def _refuse_step(self) -> None:
         self.counters["refused"] += 1
@@ -302,13 +308,17 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         named: dict[int, str] = {}
         for group in self.param_groups:
             for k, p in enumerate(group["params"]):
-                named[id(p)] = group["param_names"][k] if "param_names" in group else f"parameter_{len(named)}"
+                named[id(p)] = (
+                    group["param_names"][k] if "param_names" in group else f"parameter_{len(named)}"
+                )
         return named
 
     def _subjects(self, parameters: list[Tensor]) -> Subjects:
         module = self._module() if self._module is not None else None
         names = self.names()
-        return Subjects([(names[id(p)], p) for p in parameters], [] if module is None else list(module.buffers()))
+        return Subjects(
+            [(names[id(p)], p) for p in parameters], [] if module is None else list(module.buffers())
+        )
 
     def _refuse_inside(self, what: str) -> None:
         if self._inside is not None:

@@ -17,19 +17,31 @@ VERSION = 1
 _DRIFT = ("data_size", "augmentation", "mc_samples", "reduction", "seed")
 
 
-def check_state(optimizer: Optimizer, method: str, settings: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def check_state(
+    optimizer: Optimizer, method: str, settings: Mapping[str, Any], saved: Mapping[str, Any]
+) -> None:
     """Refuses a state dict of another version, method or model before anything is loaded."""
     own = saved.get("credo")
     if not isinstance(own, Mapping):
-        raise InvalidValue(f"this state dict was not saved by a credo optimiser; its keys are {sorted(saved)}.")
+        raise InvalidValue(
+            f"this state dict was not saved by a credo optimiser; its keys are {sorted(saved)}."
+        )
     if own["version"] > VERSION:
-        raise VersionError(f"the state dict has version {own['version']}, newer than {VERSION}. Upgrade credo.")
+        raise VersionError(
+            f"the state dict has version {own['version']}, newer than {VERSION}. Upgrade credo."
+        )
     if own["method"] != method:
         raise InvalidValue(f"the state dict was saved by {own['method']}, this optimiser is {method}.")
     _check_shapes(optimizer, saved)
-    drift = [f"{k}: saved {own['settings'][k]!r}, here {settings[k]!r}" for k in _DRIFT if own["settings"].get(k) != settings[k]]
+    drift = [
+        f"{k}: saved {own['settings'][k]!r}, here {settings[k]!r}"
+        for k in _DRIFT
+        if own["settings"].get(k) != settings[k]
+    ]
     if drift:
-        warnings.warn(f"settings differ from the saved ones, which are taken: {'; '.join(drift)}", stacklevel=3)
+        warnings.warn(
+            f"settings differ from the saved ones, which are taken: {'; '.join(drift)}", stacklevel=3
+        )
 
 
 def _check_shapes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:

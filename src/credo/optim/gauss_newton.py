@@ -142,7 +142,12 @@ class GaussNewton(BayesianOptimizer):
         states = [self._state(p, square, squares_unit) for p, square in zip(parameters, squares, strict=True)]
         priors = [self._shrinkage(group, p) for p in parameters]
         numbers = update.Settings(
-            float(group["lr"]), group["momentum"], group["ema_rate"], group["damping"], gradient_unit, squares_unit
+            float(group["lr"]),
+            group["momentum"],
+            group["ema_rate"],
+            group["damping"],
+            gradient_unit,
+            squares_unit,
         )
         update.vogn_all_(
             [p.detach() for p in parameters],
@@ -182,7 +187,9 @@ class GaussNewton(BayesianOptimizer):
             return 0.0
         unit = group["tempering"] / self.data_size
         state = self.state[p]
-        return state["prior_precision"] * unit if "prior_precision" in state else group["prior_precision"] * unit
+        return (
+            state["prior_precision"] * unit if "prior_precision" in state else group["prior_precision"] * unit
+        )
 
     @final
     def beliefs(self) -> Iterator[Belief]:

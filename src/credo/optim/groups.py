@@ -37,7 +37,9 @@ def parameter_groups(given: Any) -> list[dict[str, Any]]:
 
 def _groups_of(model: nn.Module) -> list[dict[str, Any]]:
     _refuse(model)
-    norms = {id(p) for module in model.modules() if isinstance(module, _NORMS) for p in module.parameters(False)}
+    norms = {
+        id(p) for module in model.modules() if isinstance(module, _NORMS) for p in module.parameters(False)
+    }
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise InvalidValue(f"the model {type(model).__name__} has no trainable parameters.")

@@ -14,7 +14,9 @@ def finish_closure(returned: Any, stats: Statistics, reduction: str) -> Tensor:
     loss = _checked(returned)
     if stats.examples:  # the closure has called backward
         if loss.numel() != 1:
-            raise InvalidValue(f"the closure called backward and returned a loss of shape {tuple(loss.shape)}, not one number.")
+            raise InvalidValue(
+                f"the closure called backward and returned a loss of shape {tuple(loss.shape)}, not one number."
+            )
         return loss.detach().reshape(())
     if not loss.requires_grad:
         raise InvalidValue(
@@ -27,11 +29,15 @@ def finish_closure(returned: Any, stats: Statistics, reduction: str) -> Tensor:
 def _backward(loss: Tensor, stats: Statistics, reduction: str) -> Tensor:
     """One loss an example, or their mean or sum, as the optimiser's `reduction` says."""
     if loss.dim() > 1:
-        raise InvalidValue(f"the closure must return one loss an example, shape (M,), or one number; got {tuple(loss.shape)}.")
+        raise InvalidValue(
+            f"the closure must return one loss an example, shape (M,), or one number; got {tuple(loss.shape)}."
+        )
     total = loss if loss.dim() == 0 else loss.mean() if reduction == "mean" else loss.sum()
     total.backward()  # type: ignore[no-untyped-call]
     if loss.dim() == 1 and stats.examples not in (0, len(loss)):
-        raise InvalidValue(f"the closure returned {len(loss)} losses for a batch of {stats.examples} examples.")
+        raise InvalidValue(
+            f"the closure returned {len(loss)} losses for a batch of {stats.examples} examples."
+        )
     return total.detach()
 
 

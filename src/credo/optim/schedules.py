@@ -34,7 +34,9 @@ class TemperingSchedule:
         function: Temper | None = None,
     ):
         if not isinstance(optimizer, Optimizer) or "tempering" not in optimizer.param_groups[0]:
-            raise InvalidType(f"optimizer must be one with a tempering, such as VOGN; got {type(optimizer).__name__}.")
+            raise InvalidType(
+                f"optimizer must be one with a tempering, such as VOGN; got {type(optimizer).__name__}."
+            )
         if (steps is None) == (function is None):
             raise InvalidValue("give either steps, for a linear schedule, or function.")
         self._optimizer = optimizer

@@ -6,7 +6,6 @@ The update is the one in `gauss_newton`; ĝ and ĥ are taken at samples w = μ +
 
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from credo.curvature.stacks import Stacks

@@ -52,7 +52,9 @@ class Elementwise(Operation):
 
     parameter_slots = frozenset({0, 1})
 
-    def __init__(self, name: str, function: Callable[..., Tensor], slopes: Callable[..., Tensor], a: Any, b: Any):
+    def __init__(
+        self, name: str, function: Callable[..., Tensor], slopes: Callable[..., Tensor], a: Any, b: Any
+    ):
         self.name, self._function, self._slopes = name, function, slopes
         self._values = (a, b)
         self.tensors = tuple(v if isinstance(v, Tensor) else None for v in (a, b))
@@ -88,7 +90,9 @@ class Elementwise(Operation):
         return Broadcast(local, operand.shape)
 
     def _operands(self, tensors: Sequence[Tensor | None]) -> tuple[Any, Any]:
-        a, b = (value if tensor is None else tensor for value, tensor in zip(self._values, tensors, strict=True))
+        a, b = (
+            value if tensor is None else tensor for value, tensor in zip(self._values, tensors, strict=True)
+        )
         return a, b
 
 

@@ -22,7 +22,13 @@ Call = Callable[..., Tensor]
 class Generic(Operation):
     """Any function of tensors whose outputs have the examples in front."""
 
-    def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], shared: Sequence[bool]):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        shared: Sequence[bool],
+    ):
         leaves, self._spec = tree_flatten((tuple(args), kwargs))
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -42,7 +48,11 @@ class Generic(Operation):
     def run(self) -> tuple[Any, bool]:
         """The result, in a private graph (so that randomness happens once), and whether it has a gradient."""
         with torch.enable_grad():
-            self._own = [_leaf(t, shared) for t, shared in zip(self.tensors, self._shared, strict=True) if t is not None]
+            self._own = [
+                _leaf(t, shared)
+                for t, shared in zip(self.tensors, self._shared, strict=True)
+                if t is not None
+            ]
             self._result = self.call(*self._own)
         outputs = (self._result,) if isinstance(self._result, Tensor) else self._result
         self._outputs = tuple(outputs) if isinstance(outputs, (tuple, list)) else ()
@@ -63,11 +73,15 @@ class Generic(Operation):
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
     ) -> Pieces:
-        pairs = [(o, g) for o, g in zip(self._outputs, grads, strict=True) if g is not None and o.requires_grad]
+        pairs = [
+            (o, g) for o, g in zip(self._outputs, grads, strict=True) if g is not None and o.requires_grad
+        ]
         outs, gs = [o for o, _ in pairs], [g for _, g in pairs]
         wanted = [k for k, need in enumerate(needed) if need]
         with torch.enable_grad():
-            sums = torch.autograd.grad(outs, [self._own[k] for k in wanted], gs, retain_graph=True, allow_unused=True)
+            sums = torch.autograd.grad(
+                outs, [self._own[k] for k in wanted], gs, retain_graph=True, allow_unused=True
+            )
         pieces: list[Tensor | Contribution | None] = [None] * len(self.tensors)
         for k, total in zip(wanted, sums, strict=True):
             if total is not None:
@@ -90,7 +104,15 @@ class Generic(Operation):
 class RowByRow(Contribution):
     """What each output row sends back to one parameter of a generic operation."""
 
-    def __init__(self, operation: Generic, slot: int, total: Tensor, outs: list[Tensor], gs: list[Tensor], examples: int):
+    def __init__(
+        self,
+        operation: Generic,
+        slot: int,
+        total: Tensor,
+        outs: list[Tensor],
+        gs: list[Tensor],
+        examples: int,
+    ):
         self.examples = examples
         self._operation, self._slot, self._total = operation, slot, total
         self._outs, self._gs = outs, gs
@@ -105,7 +127,9 @@ class RowByRow(Contribution):
 
     def per_example(self, start: int, stop: int) -> Tensor:
         shares = [self._sliced(i) for i in range(start, stop)]
-        return torch.stack([self._masked(i) if s is None else s for i, s in zip(range(start, stop), shares, strict=True)])
+        return torch.stack(
+            [self._masked(i) if s is None else s for i, s in zip(range(start, stop), shares, strict=True)]
+        )
 
     def _sliced(self, example: int) -> Tensor | None:
         """By the example's own rows; None where the operation does not work row by row."""
@@ -138,7 +162,9 @@ class RowByRow(Contribution):
         masked = [torch.zeros_like(g) for g in self._gs]
         for zero, g in zip(masked, self._gs, strict=True):
             self._operation.rows(zero, start, stop).copy_(self._operation.rows(g, start, stop))
-        (share,) = torch.autograd.grad(self._outs, self._operation._own[self._slot], masked, retain_graph=True)
+        (share,) = torch.autograd.grad(
+            self._outs, self._operation._own[self._slot], masked, retain_graph=True
+        )
         return share
 
 

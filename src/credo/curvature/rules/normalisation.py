@@ -112,7 +112,9 @@ class AffineNorm(Operation):
 
     parameter_slots = frozenset({1, 2})
 
-    def __init__(self, name: str, tensors: tuple[Tensor | None, ...], norm: Callable[..., Tensor], per_channel: bool):
+    def __init__(
+        self, name: str, tensors: tuple[Tensor | None, ...], norm: Callable[..., Tensor], per_channel: bool
+    ):
         self.name, self.tensors = name, tensors
         self._norm, self._per_channel = norm, per_channel
         assert tensors[0] is not None

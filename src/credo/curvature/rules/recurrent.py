@@ -51,7 +51,9 @@ class Unrolled:
     """One layer in one direction, step by step, with what the weights' contributions need."""
 
     inputs: Tensor  # (T, M, I)
-    nudges: list[Tensor]  # zeros added to a and b (and to the projection) of each step: their gradients are α and β
+    nudges: list[
+        Tensor
+    ]  # zeros added to a and b (and to the projection) of each step: their gradients are α and β
     hidden: list[Tensor]  # h before each step
     projected: list[Tensor]  # what the LSTM's projection was applied to
     outputs: list[Tensor]  # in order of time
@@ -59,7 +61,9 @@ class Unrolled:
     backwards: bool
 
 
-def _unroll(step: Step, x: Tensor, state: State, weights: Sequence[Tensor], biased: bool, backwards: bool) -> Unrolled:
+def _unroll(
+    step: Step, x: Tensor, state: State, weights: Sequence[Tensor], biased: bool, backwards: bool
+) -> Unrolled:
     w_ih, w_hh = weights[:2]
     b_ih, b_hh = weights[2:4] if biased else (None, None)
     projection = weights[-1] if len(weights) in (3, 5) else None
@@ -87,7 +91,9 @@ def _nudged(value: Tensor, run: Unrolled) -> Tensor:
 class Recurrent(Operation):
     """tensors: input, initial state, flat weights."""
 
-    def __init__(self, kind: str, function: Callable[..., Any], x: Tensor, state: State, weights: Sequence[Tensor]):
+    def __init__(
+        self, kind: str, function: Callable[..., Any], x: Tensor, state: State, weights: Sequence[Tensor]
+    ):
         self.name, self._function = kind, function
         self.tensors = (x, *state, *weights)
         self._first = 1 + len(state)
@@ -98,7 +104,9 @@ class Recurrent(Operation):
         self.is_cell = True
         self.lead = len(x) if x.dim() > 1 else -1
 
-    def sequence(self, biased: bool, layers: int, dropout: float, bidirectional: bool, batch_first: bool) -> "Recurrent":
+    def sequence(
+        self, biased: bool, layers: int, dropout: float, bidirectional: bool, batch_first: bool
+    ) -> "Recurrent":
         """Says that this is a whole sequence, and of which kind."""
         self._biased, self._layers, self._dropout = biased, layers, dropout
         self._directions, self._batch_first = 1 + bidirectional, batch_first
@@ -123,14 +131,18 @@ class Recurrent(Operation):
             asked = torch.autograd.grad(
                 [out for out, _ in pairs], [*leaves, *nudges], [grad for _, grad in pairs], allow_unused=True
             )
-        filled = [torch.zeros_like(n) if g is None else g for n, g in zip(nudges, asked[self._first :], strict=True)]
+        filled = [
+            torch.zeros_like(n) if g is None else g for n, g in zip(nudges, asked[self._first :], strict=True)
+        ]
         pieces: list[Any] = [*asked[: self._first]]
         for run in runs:
             taken, filled = filled[: len(run.nudges)], filled[len(run.nudges) :]
             pieces += self._contributions(run, taken)
         return pieces
 
-    def _rerun(self, leaves: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[list[Unrolled], list[Tensor]]:
+    def _rerun(
+        self, leaves: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> tuple[list[Unrolled], list[Tensor]]:
         x, *states = leaves
         if self.is_cell:
             run = _unroll(self._step, x.unsqueeze(0), tuple(states), weights, self._biased, False)
@@ -153,7 +165,10 @@ class Recurrent(Operation):
         per_step = 3 if run.projected else 2
         alpha, beta, *rest = (_by_example(grads[k::per_step]) for k in range(per_step))
         inputs = run.inputs.flip(0) if run.backwards else run.inputs
-        pieces: list[Any] = [OuterProducts(_by_example(inputs), alpha), OuterProducts(_by_example(run.hidden), beta)]
+        pieces: list[Any] = [
+            OuterProducts(_by_example(inputs), alpha),
+            OuterProducts(_by_example(run.hidden), beta),
+        ]
         if self._biased:
             pieces += [bias_shares(alpha), bias_shares(beta)]
         return pieces + [OuterProducts(_by_example(run.projected), part) for part in rest]
@@ -175,7 +190,9 @@ def _sequence_rule(kind: str, function: Callable[..., Any], has_cell: bool) -> N
         bidirectional: Any,
         batch_first: Any = False,
     ) -> Operation:
-        if not isinstance(has_biases, bool):  # torch has the batch sizes of a packed sequence before the state
+        if not isinstance(
+            has_biases, bool
+        ):  # torch has the batch sizes of a packed sequence before the state
             raise UnsupportedOperation(
                 f"{kind} on a PackedSequence has no exact squared gradient here. Pass padded sequences, and mask "
                 "the padding in the loss."
@@ -198,7 +215,9 @@ def _sequence_rule(kind: str, function: Callable[..., Any], has_cell: bool) -> N
 
 
 def _cell_rule(kind: str, function: Callable[..., Any], has_cell: bool) -> None:
-    def rule(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Operation:
+    def rule(
+        input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
+    ) -> Operation:
         weights = [w for w in (w_ih, w_hh, b_ih, b_hh) if w is not None]
 
         def run(x: Tensor, state: State, given: Sequence[Tensor]) -> Any:

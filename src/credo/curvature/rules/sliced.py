@@ -82,18 +82,27 @@ class Sliced(Operation):
             pieces = [of_data[k] if only_data[k] else piece for k, piece in enumerate(pieces)]
         return pieces
 
-    def _data_gradient(self, grads: Any, needed: Sequence[bool], examples: int, saved: Sequence[Tensor]) -> Pieces:
+    def _data_gradient(
+        self, grads: Any, needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
+    ) -> Pieces:
         if self._as_one_product(saved):
             weights = self._stacks[1].to(grads[0].dtype)
             rows = grads[0].reshape(len(weights), -1, weights.shape[1])
             return [torch.bmm(rows, weights).view(saved[0].shape), None, None]
         return self._by_slices(grads, needed, examples, saved)
 
-    def _by_slices(self, grads: Any, needed: Sequence[bool], examples: int, saved: Sequence[Tensor]) -> Pieces:
+    def _by_slices(
+        self, grads: Any, needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
+    ) -> Pieces:
         rows = self.lead // examples  # of one example
-        cuts = zip(self._parts, self._cut(saved), grads[0].split(self._sizes, self.axis), self._sizes, strict=True)
+        cuts = zip(
+            self._parts, self._cut(saved), grads[0].split(self._sizes, self.axis), self._sizes, strict=True
+        )
         pieces = [part.backward((g,), needed, size // rows, cut) for part, cut, g, size in cuts]
-        return [_join(list(parts), self.axis, k in self._data) for k, parts in enumerate(zip(*pieces, strict=True))]
+        return [
+            _join(list(parts), self.axis, k in self._data)
+            for k, parts in enumerate(zip(*pieces, strict=True))
+        ]
 
     def _cut(self, tensors: Sequence[Tensor | None]) -> list[list[Any]]:
         """The tensors of each slice: data by rows, stacked weights by their own, the rest whole."""
@@ -101,7 +110,12 @@ class Sliced(Operation):
         for k, tensor in enumerate(tensors):
             if k in self._stacks:
                 columns.append(self._stacks[k].unbind(0)[: len(self._sizes)])
-            elif k in self._data and tensor is not None and tensor.dim() > self.axis and tensor.shape[self.axis] == self.lead:
+            elif (
+                k in self._data
+                and tensor is not None
+                and tensor.dim() > self.axis
+                and tensor.shape[self.axis] == self.lead
+            ):
                 columns.append(tensor.split(self._sizes, self.axis))
             else:
                 columns.append([tensor] * len(self._sizes))
@@ -110,17 +124,25 @@ class Sliced(Operation):
     def _as_one_product(self, tensors: Sequence[Tensor | None]) -> bool:
         stacked = set(self._stacks) == {k for k in (1, 2) if tensors[min(k, len(tensors) - 1)] is not None}
         equal = len(set(self._sizes)) == 1 and self.axis == 0
-        return isinstance(self._inner, Linear) and stacked and equal and len(self._sizes) == len(self._stacks[1])
+        return (
+            isinstance(self._inner, Linear) and stacked and equal and len(self._sizes) == len(self._stacks[1])
+        )
 
     def _batched_linear(self, x: Any, weight: Any, bias: Any) -> Tensor:
         weights = self._stacks[1].transpose(1, 2)
         rows = x.reshape(len(weights), -1, x.shape[-1])
-        out = torch.bmm(rows, weights) if bias is None else torch.baddbmm(self._stacks[2].unsqueeze(1), rows, weights)
+        out = (
+            torch.bmm(rows, weights)
+            if bias is None
+            else torch.baddbmm(self._stacks[2].unsqueeze(1), rows, weights)
+        )
         return out.view(*x.shape[:-1], weights.shape[2])
 
 
 def _refuse(operation: Operation) -> None:
-    if isinstance(operation, (Recurrent, BatchNorm)) or (operation.axis == 1 and operation.tensors[0].dim() == 2):  # type: ignore[union-attr]
+    if isinstance(operation, (Recurrent, BatchNorm)) or (
+        operation.axis == 1 and operation.tensors[0].dim() == 2
+    ):  # type: ignore[union-attr]
         raise UnsupportedOperation(
             f"{operation.name} cannot have different weights for different slices of the batch. Use mc_samples without "
             "slices and without vectorized; for BatchNorm, pass the module to the optimiser, so that it is deterministic."
