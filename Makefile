@@ -5,8 +5,8 @@ INPUTS := pyproject.toml setup.py constraints.txt $(wildcard src/credo/kernels/b
 
 .PHONY: demo test check format bench clean
 
-demo: .venv/core.stamp            ## the engine on a small network
-	$(BIN)/python -m examples.engine
+demo: .venv/experiments.stamp     ## Adam and VOGN on handwritten digits, side by side
+	$(BIN)/python -m examples.digits
 
 test: .venv/dev.stamp             ## every test
 	$(BIN)/python -m pytest

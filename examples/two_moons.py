@@ -62,7 +62,8 @@ def main(path: str = "two_moons.png", steps: int = 1500) -> None:
     far = credo.predict(model, posterior, x * 4 + 6, samples=50)
     accuracy = credo.metrics.accuracy(near.probs, y)
     print(
-        f"accuracy {accuracy:.3f}; entropy near the data {near.entropy.mean():.3f}, far away {far.entropy.mean():.3f} nats"
+        f"accuracy {accuracy:.3f}; entropy near the data {near.entropy.mean():.3f}, "
+        f"far away {far.entropy.mean():.3f} nats"
     )
     draw(path, x, y, model, posterior)
     print(f"picture: {path}")

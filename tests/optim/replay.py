@@ -1,4 +1,4 @@
-"""Algorithm 1 by hand, from observed weights: a loop over examples, element-wise arithmetic, nothing shared with src."""
+"""Algorithm 1 by hand, from observed weights: a loop over examples, elementwise arithmetic, nothing from src."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

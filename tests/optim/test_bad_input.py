@@ -28,7 +28,7 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("name,value", [(n, v) for n, values in NUMBERS.items() for v in values])
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in NUMBERS.items() for v in values])
 @pytest.mark.parametrize("method", METHODS)
 def test_numbers_out_of_range(method, name, value):
     if name == "prior" and value is None:
@@ -51,7 +51,7 @@ def test_data_size_is_required_and_whole_floats_are_numbers():
 
 
 def test_zero_precision_is_improper():
-    with pytest.raises(InvalidValue, match="zero precision.*improper"):
+    with pytest.raises(InvalidValue, match=r"zero precision.*improper"):
         credo.VOGN(nn.Linear(2, 2), data_size=10, prior_precision=0.0, damping=0.0)
     with pytest.raises(InvalidValue, match="zero precision"):
         credo.VOGN(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), data_size=10, damping=0.0)
@@ -134,7 +134,7 @@ PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("parameters,kind,message", PARAMETERS.values(), ids=PARAMETERS.keys())
+@pytest.mark.parametrize(("parameters", "kind", "message"), PARAMETERS.values(), ids=PARAMETERS.keys())
 @pytest.mark.parametrize("method", METHODS)
 def test_parameters(method, parameters, kind, message):
     with pytest.raises(kind, match=message):
@@ -153,7 +153,7 @@ def test_an_unknown_keyword_is_a_type_error():
 
 
 @pytest.mark.parametrize(
-    "start,end,steps", [(0.0, 1.0, 5), (0.1, 2.0, 5), (0.1, 1.0, 0), (0.1, 1.0, None), ("a", 1.0, 5)]
+    ("start", "end", "steps"), [(0.0, 1.0, 5), (0.1, 2.0, 5), (0.1, 1.0, 0), (0.1, 1.0, None), ("a", 1.0, 5)]
 )
 def test_schedules_that_leave_the_range(start, end, steps):
     optimizer = credo.VOGN(nn.Linear(2, 2), data_size=10)

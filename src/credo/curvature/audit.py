@@ -15,7 +15,7 @@ from credo.curvature.provenance import Derived
 from credo.curvature.watched import Watched
 from credo.errors import InvalidValue, UnsupportedOperation
 
-_OURS = (Watched._backward_cls, Derived._backward_cls)  # type: ignore[attr-defined]
+_OURS: tuple[Any, Any] = (Watched._backward_cls, Derived._backward_cls)
 
 
 def audit(
@@ -25,9 +25,8 @@ def audit(
     uses = [use for node in _watched_nodes(roots, ledger) if (use := node.use).ledger is ledger]
     counts: dict[int, int] = {}
     for source in (source for use in uses for source in use.sources if source is not None):
-        for (
-            root
-        ) in source.roots:  # a use through a computation counts twice: it must wait for the end of the pass
+        for root in source.roots:
+            # A use through a computation counts twice: it must wait for the end of the pass.
             counts[id(root)] = counts.get(id(root), 0) + (1 if source.selects else 2)
     single = frozenset(key for key, n in counts.items() if n == 1)
     return BackwardPass(_count_examples(uses, ledger, declared), wanted, single)

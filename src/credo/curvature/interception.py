@@ -169,7 +169,8 @@ class Interception(TorchFunctionMode):
         watched = self.ledger.parameters.keys()
         wanted = watched if call.wanted is None else watched & {id(tensor) for tensor in call.wanted}
         with self._during(audit(call.roots, self.ledger, frozenset(wanted), self._declared)):
-            if any(isinstance(mode, Interception) for mode in _get_current_function_mode_stack()):
+            modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+            if any(isinstance(mode, Interception) for mode in modes):
                 return func(*args, **kwargs)  # another block around this one wants to see it too
             with self:  # a checkpoint runs its forward during the backward pass
                 return call.run()

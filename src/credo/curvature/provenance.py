@@ -17,16 +17,18 @@ from torch import Tensor
 # Each element of the result is an element of the argument, none twice: squares pull back like gradients.
 SELECTIONS = frozenset(
     getattr(torch.Tensor, name)
-    for name in ("t", "transpose", "permute", "view", "reshape", "flatten", "unflatten", "contiguous")
-    + ("unsqueeze", "squeeze", "swapaxes", "movedim", "chunk", "split", "narrow", "select", "unbind")
+    for name in (
+        *("t", "transpose", "permute", "view", "reshape", "flatten", "unflatten", "contiguous"),
+        *("unsqueeze", "squeeze", "swapaxes", "movedim", "chunk", "split", "narrow", "select", "unbind"),
+    )
 ) | {
-    torch.Tensor.T.__get__,
-    torch.Tensor.mT.__get__,
+    torch.Tensor.T.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.mT.__get__,  # type: ignore[attr-defined]
     torch.transpose,
     torch.permute,
     torch.chunk,
     torch.split,
-}  # type: ignore[attr-defined]
+}
 
 
 class Source:

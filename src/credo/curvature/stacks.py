@@ -46,7 +46,8 @@ class Stacks:
             return watch(self._slice(operation, sources), sources)
         if isinstance(operation, (Generic, BatchNorm)):
             raise UnsupportedOperation(
-                f"{operation.name} has no vectorised form that equals one sample after the other. Use vectorized=False."
+                f"{operation.name} has no vectorised form that equals one sample after the other. Use "
+                "vectorized=False."
             )
 
         def folded(tensors: list[Any]) -> Any:
@@ -60,8 +61,8 @@ class Stacks:
     def refuse_backward(self) -> None:
         if self._index is not None:
             raise CallOrderError(
-                "vectorized=True needs a closure that returns losses without calling backward: all samples run at once, "
-                "and the optimiser calls backward for them together."
+                "vectorized=True needs a closure that returns losses without calling backward: all samples run at "
+                "once, and the optimiser calls backward for them together."
             )
 
     def _slice(self, operation: Operation, sources: tuple[Source | None, ...]) -> Operation:
@@ -78,8 +79,8 @@ class Stacks:
             name = getattr(function, "__name__", str(function))
             raise UnsupportedOperation(
                 f"{name} computes with parameters alone, before they meet the examples (a parametrisation, a "
-                "transposition), which cannot have different weights for different slices. Use mc_samples without slices "
-                "and without vectorized."
+                "transposition), which cannot have different weights for different slices. Use mc_samples without "
+                "slices and without vectorized."
             )
 
 

@@ -44,6 +44,10 @@ def subjects_of(parameters: Parameters) -> Subjects:
     return Subjects(pairs, [])
 
 
+def buffers_of(module: torch.nn.Module) -> list[Tensor]:
+    return [b for _, part in _parts(module) for b in part._buffers.values() if b is not None]
+
+
 def _parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """The module and all in it, each once, with the prefix of its names; several times faster than named_modules."""
     found, seen = [("", module)], {id(module)}

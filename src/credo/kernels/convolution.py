@@ -70,7 +70,9 @@ def weight_sums_native(kernel: native.Kernel, x: Tensor, g: Tensor, at: Geometry
         geometry, nothing, nothing, nothing, nothing, nothing, threads
     )  # without scratch it only asks
     if needed > LIMIT and (halves := split(x, g, at)):
-        return join(*(weight_sums_native(kernel, *half) for half in halves), dim=0 if at.groups > 1 else 1)
+        first, second = (weight_sums_native(kernel, *half) for half in halves)
+        dim = 0 if at.groups > 1 else 1
+        return torch.cat((first[0], second[0]), dim), torch.cat((first[1], second[1]), dim)
     workspace = scratch("convolution", (-(-needed // x.element_size()),), x)
     total, squares = x.new_empty(shape), x.new_empty(shape)
     kernel(geometry, *map(native.pointer, (x, g, total, squares, workspace)), threads)
@@ -88,16 +90,11 @@ def split(x: Tensor, g: Tensor, at: Geometry) -> tuple[Part, Part] | None:
     half = count // 2
     inputs = [half * x.shape[1] // count, x.shape[1] - half * x.shape[1] // count]
     if at.groups == 1:
-        first, second = x.split(inputs, 1)
+        first, second = torch.split(x, inputs, 1)
         return (first, g, at), (second, g, at)
     outputs = [half * g.shape[1] // count, g.shape[1] - half * g.shape[1] // count]
-    (x0, x1), (g0, g1) = x.split(inputs, 1), g.split(outputs, 1)
+    (x0, x1), (g0, g1) = torch.split(x, inputs, 1), torch.split(g, outputs, 1)
     return (x0, g0, at._replace(groups=half)), (x1, g1, at._replace(groups=count - half))
-
-
-def join(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], dim: int) -> tuple[Tensor, Tensor]:
-    """Put the halves together again."""
-    return torch.cat((first[0], second[0]), dim), torch.cat((first[1], second[1]), dim)
 
 
 def numbers(x: Tensor, g: Tensor, at: Geometry) -> Iterator[int]:

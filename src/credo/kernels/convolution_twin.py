@@ -104,7 +104,7 @@ def batched_sums(x: Tensor, g: Tensor, at: Geometry, total: Tensor, squares: Ten
     step = max(
         1, min(COLUMNS // (x.shape[1] * at.taps * places), PRODUCTS // total.numel()) // x.element_size()
     )
-    for part, grads in zip(x.split(step), g.split(step), strict=True):
+    for part, grads in zip(torch.split(x, step), torch.split(g, step), strict=True):
         columns = scratch("columns", (len(part), x.shape[1], *at.kernel_size, *g.shape[2:]), x)
         padded = F.pad(part.contiguous(), both_sides(at.padding))
         columns.copy_(windows(padded, 2, g.shape[2:], at))
@@ -124,7 +124,7 @@ def looped_sums(x: Tensor, g: Tensor, at: Geometry, total: Tensor, squares: Tens
     sums = x.new_zeros(2, len(total), inside)  # taps before channels
     for columns, grads in unfolded(x, g, at, inside * places):
         for tile_grads, tile_total, tile_squares in zip(
-            grads.split(rows, 1), *(s.split(rows) for s in sums), strict=True
+            torch.split(grads, rows, 1), *(torch.split(s, rows) for s in sums), strict=True
         ):
             tile = scratch("products", tuple(tile_total.shape), x)
             for own_grads, own_columns in zip(tile_grads, columns, strict=True):
@@ -160,7 +160,7 @@ def paired_sums(x: Tensor, g: Tensor, at: Geometry, total: Tensor, squares: Tens
 def unfolded(x: Tensor, g: Tensor, at: Geometry, elements: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Some examples at a time, `elements` of scratch for each: columns (m, P, taps·C) and g (m, O, P)."""
     step = max(1, COLUMNS // (elements * x.element_size()))
-    for part, grads in zip(x.split(step), g.split(step), strict=True):
+    for part, grads in zip(torch.split(x, step), torch.split(g, step), strict=True):
         columns = scratch("columns", (len(part), *g.shape[2:], *at.kernel_size, x.shape[1]), x)
         padded = F.pad(part.movedim(1, -1), (0, 0, *both_sides(at.padding))).contiguous()
         columns.copy_(windows(padded, 1, g.shape[2:], at))

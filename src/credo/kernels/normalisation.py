@@ -34,10 +34,10 @@ def batch_norm_backward(
     if x.device.type == "cpu" and x.numel():
         kernel = native.kernel(f"batch_norm_{native.suffix(wide_x.dtype)}")
     if kernel is None:
-        gx, *sums = batch_norm_backward_twin(*arguments)
+        gx, a, a_squares, b, b_squares = batch_norm_backward_twin(*arguments)
     else:
-        gx, *sums = batch_norm_backward_native(kernel, *arguments)
-    return gx if gx is None else gx.to(x.dtype), *sums
+        gx, a, a_squares, b, b_squares = batch_norm_backward_native(kernel, *arguments)
+    return gx if gx is None else gx.to(x.dtype), a, a_squares, b, b_squares
 
 
 def batch_norm_backward_native(
@@ -59,8 +59,9 @@ def batch_norm_backward_native(
     tensors = [native.pointer(t) for t in (x, g, *affine, gx, sums)]
     threads = torch.get_num_threads()
     needed = kernel(shape, *tensors, native.pointer(None), threads)
-    kernel(shape, *tensors, native.pointer(scratch("batch_norm", (needed // x.element_size(),), x)), threads)
-    return gx, *sums.unbind()
+    workspace = scratch("batch_norm", (needed // x.element_size(),), x)
+    kernel(shape, *tensors, native.pointer(workspace), threads)
+    return gx, sums[0], sums[1], sums[2], sums[3]
 
 
 def alike(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +96,7 @@ def shares(x: Tensor, g: Tensor, mean: Tensor, invstd: Tensor) -> tuple[Tensor, 
         if x.device.type == "cpu"
         else max(1, len(x))
     )
-    for x_part, g_part, a_part, b_part in zip(*(t.split(step) for t in (x, g, a, b)), strict=True):
+    for x_part, g_part, a_part, b_part in zip(*(torch.split(t, step) for t in (x, g, a, b)), strict=True):
         product = scratch_like(x_part)
         torch.sub(x_part, mean.view(along), out=product).mul_(g_part)
         a_part.copy_(product.sum(places) if places else product)

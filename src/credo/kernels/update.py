@@ -107,7 +107,7 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     if all(lists.is_dense(tensor) for tensor in tensors) and (kernel := lists.native("all_finite", tensors)):
         return bool(kernel(lists.addresses(tensors), *_layout(tensors), _threads()))
     # A sum is finite only if all its terms are. Large finite terms may overflow: then look at each.
-    sums = torch.stack([tensor.sum(dtype=torch.float64) for tensor in tensors])
+    sums = torch.stack([tensor.sum().double() for tensor in tensors])
     return bool(sums.isfinite().all()) or all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 

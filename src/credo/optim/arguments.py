@@ -21,7 +21,7 @@ def number(
     name: str, value: Any, low: float, high: float, *, open_low: bool = False, open_high: bool = False
 ) -> float:
     """A finite number in the range; open ends leave the end out."""
-    if isinstance(value, (bool, str)) or not isinstance(value, numbers.Real):
+    if not _is_real(value):
         raise InvalidType(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
     inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
     if not math.isfinite(value) or not inside:
@@ -42,12 +42,17 @@ def learning_rate(value: Any) -> float | Tensor:
 
 def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
     """A whole number; a float that is one (1e4) is taken as such."""
-    if isinstance(value, (bool, str)) or not isinstance(value, numbers.Real):
+    if not _is_real(value):
         raise InvalidType(f"{name} must be a whole number, got {value!r} of type {type(value).__name__}.")
     if not math.isfinite(value) or value != int(value) or value < low or (high is not None and value > high):
         upto = "" if high is None else f" and at most {high}"
         raise InvalidValue(f"{name} must be a whole number of at least {low}{upto}, got {value!r}.")
     return int(value)
+
+
+def _is_real(value: Any) -> bool:
+    """Whether it is a number; True and False are none here."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def seed(value: Any) -> int:

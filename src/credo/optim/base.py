@@ -6,7 +6,6 @@ last step have collected into one update.
 """
 
 import threading
-import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +18,14 @@ from torch import Tensor, nn
 from credo.curvature.capture import watching
 from credo.curvature.stacks import Stacks
 from credo.curvature.statistics import Statistics
-from credo.curvature.subjects import Subjects
+from credo.curvature.subjects import Subjects, buffers_of
 from credo.errors import CallOrderError, InvalidValue, NonFiniteError
 from credo.kernels.update import all_finite
-from credo.optim import arguments, checkpoints
+from credo.optim import arguments, checkpoints, checks
 from credo.optim.gathering import Gathered
 from credo.optim.groups import parameter_groups
 from credo.optim.losses import finish_closure, mean_loss
+from credo.optim.sampling import in_place
 from credo.posterior import Posterior
 
 MAX_REFUSED = 10  # non-finite steps in a row before it is an error
@@ -39,6 +39,9 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     """
 
     _step_supports_amp_scaling = True  # a GradScaler then tells its scale at the step
+    _inside: int | None  # the thread that is inside a block
+    _left: checks.Left  # what the last step left in .grad
+    _warned: bool
 
     def __init__(self, params: Any, defaults: dict[str, Any], settings: dict[str, Any]):
         self.settings = settings
@@ -46,8 +49,6 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
         self._start_afresh()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
-
-    # What a method adds
 
     @abstractmethod
     def _draw(self, draw: int) -> None:
@@ -81,7 +82,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     @contextmanager
     def _sampled(self, scale: float | None) -> Iterator[None]:
         if self._gathered.samples == 0:
-            self._refuse_foreign_gradients()
+            checks.refuse_foreign_gradients(self._trainable(), self._left)
         with self._block(scale):
             yield
 
@@ -89,9 +90,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     def _block(self, scale: float | None) -> Iterator[Statistics]:
         self._refuse_inside("open a sampling block")
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            raise CallOrderError(
-                "gradients are switched off (no_grad or inference_mode) around a sampling block."
-            )
+            raise CallOrderError("gradients are switched off (no_grad or inference_mode) around a sampling block.")
         parameters = self._trainable()
         before = [p.grad if self._gathered.samples else None for p in parameters]
         self._inside = threading.get_ident()
@@ -107,7 +106,9 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         finally:
             self._inside = None
         self._gather(stats, parameters, before, scale)
-        self._warn_of_small_data(stats.examples)
+        if stats.examples > self.settings["data_size"] and not self._warned:
+            self._warned = True
+            checks.warn_of_small_data(stats.examples, self.settings["data_size"])
 
     @contextmanager
     def _sample(self, parameters: list[Tensor]) -> Iterator[Statistics]:
@@ -118,7 +119,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
             with watching(subjects, reduction, stacks=self._stacks(draw, slices)) as stats:
                 yield stats
         else:
-            with _in_place(parameters, lambda: self._draw(draw)), watching(subjects, reduction) as stats:
+            with in_place(parameters, lambda: self._draw(draw)), watching(subjects, reduction) as stats:
                 yield stats
         self.counters["draws"] += slices
 
@@ -130,7 +131,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
             if grad is not None:
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
         if stats.examples:
-            self._refuse_replaced(parameters)
+            checks.refuse_replaced(self._module_now(), parameters, self.names())
             self._gathered.add(stats, parameters, scale)
 
     def supply(self, squares: Mapping[Tensor, Tensor], examples: int) -> None:
@@ -159,7 +160,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         """
         self._refuse_inside("step")
         loss = None if closure is None else self._run(closure)
-        self._require_samples()
+        checks.require_samples(self._gathered, self.settings["mc_samples"])
         with torch.no_grad():
             self._update_or_refuse(loss)
         return loss
@@ -189,24 +190,9 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self._gathered.vectorized = True
         return loss
 
-    def _require_samples(self) -> None:
-        taken, wanted = self._gathered.samples, self.settings["mc_samples"]
-        if self._gathered.vectorized:
-            return
-        if taken == 0:
-            raise CallOrderError(
-                "no gradient sample was taken. Wrap forward and backward in `with optimizer.sampled():`, or pass a "
-                "closure to step."
-            )
-        if taken != wanted:
-            raise CallOrderError(
-                f"{taken} sample(s) were taken where mc_samples={wanted}. Open that many sampled() blocks with a "
-                "backward pass in each, or pass a closure to step."
-            )
-
     def _update_or_refuse(self, loss: Tensor | None) -> None:
         gathered, self._gathered = self._gathered, Gathered()
-        scales = self._loss_scales(gathered)
+        scales = checks.loss_scales(self, gathered.scale)
         numbers = [p.grad for p in self._trainable() if p.grad is not None]
         numbers += [] if loss is None else [loss]
         if all_finite([*numbers, *gathered.squares.values()]):
@@ -215,31 +201,16 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
             self.counters["refused_in_a_row"] = 0
         else:
             self._refuse_step()
-        self._left = {
-            id(p): (weakref.ref(p.grad), p.grad._version) for p in self._trainable() if p.grad is not None
-        }
+        self._left = checks.left_behind(self._trainable())
 
     def _refuse_step(self) -> None:
         self.counters["refused"] += 1
         self.counters["refused_in_a_row"] += 1
         if self.counters["refused_in_a_row"] >= MAX_REFUSED:
             raise NonFiniteError(
-                f"{MAX_REFUSED} steps in a row had a non-finite loss, gradient or squared gradient and were refused. The "
-                "mean is the last good one. Lower lr, raise damping, or look at the data; diagnostics() may help."
+                f"{MAX_REFUSED} steps in a row had a non-finite loss, gradient or squared gradient and were refused. "
+                "The mean is the last good one. Lower lr, raise damping, or look at the data; diagnostics() may help."
             )
-
-    def _loss_scales(self, gathered: Gathered) -> tuple[float, float]:
-        """What the loss was multiplied by, as it is still in `.grad` and as it is in the squares."""
-        if not hasattr(self, "found_inf"):  # no GradScaler at work
-            return (gathered.scale or 1.0,) * 2
-        if self.grad_scale is not None:
-            return (float(self.grad_scale),) * 2
-        if gathered.scale is None:
-            raise CallOrderError(
-                "a GradScaler has unscaled the gradients before the step, but not their squares. Declare the scale "
-                "where the gradients are taken: with optimizer.sampled(scale=scaler.get_scale())."
-            )
-        return 1.0, gathered.scale
 
     # State
 
@@ -286,8 +257,6 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     def _check_group(self, group: Mapping[str, Any]) -> None:
         """Refuses values out of range, by name."""
 
-    # Small helpers
-
     @property
     def data_size(self) -> float:
         """ρN, the effective number of examples."""
@@ -296,8 +265,8 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     def _start_afresh(self) -> None:
         """Forgets the samples of the step under way."""
         self._gathered = Gathered()
-        self._inside: int | None = None  # the thread that is inside a block
-        self._left: dict[int, tuple[Any, int]] = {}  # what the last step left in .grad
+        self._inside = None
+        self._left = {}
         self._warned = False
 
     def _trainable(self) -> list[Tensor]:
@@ -314,11 +283,11 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         return named
 
     def _subjects(self, parameters: list[Tensor]) -> Subjects:
-        module = self._module() if self._module is not None else None
-        names = self.names()
-        return Subjects(
-            [(names[id(p)], p) for p in parameters], [] if module is None else list(module.buffers())
-        )
+        module, names = self._module_now(), self.names()
+        return Subjects([(names[id(p)], p) for p in parameters], [] if module is None else buffers_of(module))
+
+    def _module_now(self) -> nn.Module | None:
+        return None if self._module is None else self._module()
 
     def _refuse_inside(self, what: str) -> None:
         if self._inside is not None:
@@ -326,51 +295,3 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
                 f"cannot {what} inside a sampling block (on this thread or another): the weights are a sample there. "
                 "Leave the block first."
             )
-
-    def _refuse_foreign_gradients(self) -> None:
-        """A gradient that no block took belongs to no sample; the last step's own leftovers are dropped."""
-        for p in self._trainable():
-            if p.grad is None:
-                continue
-            left, version = self._left.get(id(p), (lambda: None, -1))
-            if (left() is not p.grad or p.grad._version != version) and bool(p.grad.any()):
-                raise CallOrderError(
-                    "a parameter holds a gradient that was taken outside a sampled() block, where the weights were "
-                    "not a sample. Call backward inside the block, or zero_grad() first."
-                )
-
-    def _refuse_replaced(self, parameters: list[Tensor]) -> None:
-        """A parameter without a gradient may have been replaced in its module; an unused one is just skipped."""
-        module = self._module() if self._module is not None else None
-        if module is None or all(p.grad is not None for p in parameters):
-            return
-        present, names = {id(p) for p in module.parameters()}, self.names()
-        gone = [names[id(p)] for p in parameters if id(p) not in present]
-        if gone:
-            raise CallOrderError(
-                f"parameter {gone[0]!r} no longer belongs to the model: a layer was replaced. Construct the optimiser "
-                "after changing the model."
-            )
-
-    def _warn_of_small_data(self, examples: int) -> None:
-        if examples > self.settings["data_size"] and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"a batch has {examples} examples, more than data_size={self.settings['data_size']}. data_size is the "
-                "number of training examples, not of batches.",
-                stacklevel=4,
-            )
-
-
-@contextmanager
-def _in_place(parameters: list[Tensor], draw: Callable[[], None]) -> Iterator[None]:
-    """Lets `draw` change the parameters, and puts the mean back whatever happens."""
-    means = [p.detach().clone() for p in parameters]
-    try:
-        with torch.no_grad():
-            draw()
-        yield
-    finally:
-        with torch.no_grad():
-            for p, mean in zip(parameters, means, strict=True):
-                p.copy_(mean)

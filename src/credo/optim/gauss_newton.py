@@ -185,11 +185,9 @@ class GaussNewton(BayesianOptimizer):
         """δ̃ = τδ/N, a number or, under a posterior as prior, one a weight; none for normalisation layers."""
         if group["deterministic"]:
             return 0.0
-        unit = group["tempering"] / self.data_size
-        state = self.state[p]
-        return (
-            state["prior_precision"] * unit if "prior_precision" in state else group["prior_precision"] * unit
-        )
+        unit: float = group["tempering"] / self.data_size
+        precision: float | Tensor = self.state[p].get("prior_precision", group["prior_precision"])
+        return precision * unit
 
     @final
     def beliefs(self) -> Iterator[Belief]:

@@ -40,14 +40,14 @@ class VOGN(GaussNewton):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 1e-3,  # α
+        lr: float | Tensor = 1.5e-3,  # α
         *,
         data_size: float,  # N
         momentum: float = 0.9,  # β₁
         ema_rate: float = 0.1,  # β₂
         prior_precision: float = 1.0,  # δ
         prior: Posterior | None = None,
-        damping: float = 1e-2,  # γ
+        damping: float = 3e-2,  # γ
         tempering: float = 1.0,  # τ
         mc_samples: int = 1,  # K
         mc_slices: int = 1,
@@ -100,7 +100,7 @@ class VOGN(GaussNewton):
                 [weights[k] for k in places],
                 [beliefs[k].curvature for k in places],  # type: ignore[misc]
                 scale,
-                shifts if isinstance(shifts[0], Tensor) else shifts[0],
+                shifts if isinstance(shifts[0], Tensor) else shifts[0],  # type: ignore[arg-type]
                 self.settings["seed"],
                 draw,
                 places,

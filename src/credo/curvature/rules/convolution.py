@@ -5,7 +5,7 @@ adds the tile and its square. A transposed convolution is a convolution from its
 input, so x and g change places. The bias: rᵢ = Σₚ gᵢₚ over positions p.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +43,8 @@ class ConvolutionShares(Contribution):
         return self._sums(self._x, self._g)
 
     def per_example(self, start: int, stop: int) -> Tensor:
-        pairs = zip(self._x[start:stop].split(1), self._g[start:stop].split(1), strict=True)
+        xs, gs = self._x[start:stop].split(1), self._g[start:stop].split(1)  # type: ignore[no-untyped-call]
+        pairs = zip(xs, gs, strict=True)
         return torch.stack([self._sums(x, g)[0] for x, g in pairs])
 
     def _sums(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,14 +69,15 @@ class Convolution(Operation):
     ):
         self.tensors = (input, weight, bias)
         self._arguments = (stride, padding, dilation, groups)
-        self._function = (torch.conv1d, torch.conv2d, torch.conv3d)[weight.dim() - 3]
+        functions = (torch.conv1d, torch.conv2d, torch.conv3d)
+        self._function: Callable[..., Tensor] = functions[weight.dim() - 3]
         self._batched = input.dim() == weight.dim()
         self.count_examples(input)
         if not self._batched:
             self.lead = -1
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
-        return self._function(*tensors, *self._arguments), ()  # type: ignore[call-overload]
+        return self._function(*tensors, *self._arguments), ()
 
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
@@ -116,14 +118,14 @@ class TransposedConvolution(Operation):
         self.tensors = (input, weight, bias)
         self._arguments = (stride, padding, output_padding, groups, dilation)
         functions = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
-        self._function = functions[weight.dim() - 3]
+        self._function: Callable[..., Tensor] = functions[weight.dim() - 3]
         self._geometry = Geometry(weight, stride, padding, dilation, groups)
         self.count_examples(input)
         if input.dim() != weight.dim():
             self.lead = -1
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
-        return self._function(*tensors, *self._arguments), ()  # type: ignore[call-overload]
+        return self._function(*tensors, *self._arguments), ()
 
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
@@ -134,7 +136,7 @@ class TransposedConvolution(Operation):
         at = self._geometry
         functions = (torch.conv1d, torch.conv2d, torch.conv3d)
         function = functions[weight.dim() - 3]
-        gx = function(g, weight, None, at.stride, at.padding, at.dilation, at.groups) if needed[0] else None  # type: ignore[call-overload]
+        gx = function(g, weight, None, at.stride, at.padding, at.dilation, at.groups) if needed[0] else None
         return (
             gx,
             ConvolutionShares(g, x, at) if needed[1] else None,

@@ -58,11 +58,13 @@ class Elementwise(Operation):
         self.name, self._function, self._slopes = name, function, slopes
         self._values = (a, b)
         self.tensors = tuple(v if isinstance(v, Tensor) else None for v in (a, b))
-        self._shape = torch.broadcast_shapes(*(t.shape for t in self.tensors if t is not None))
+        self._shape: torch.Size = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+            *(t.shape for t in self.tensors if t is not None)
+        )
         self.lead = self._shape[0] if self._shape else -1
 
     def has_no_examples(self, provenance: Provenance) -> bool:
-        """A parameter as large as the result, rows and all, is being masked: no parameter has a row for each example."""
+        """A parameter as large as the result, rows and all, is being masked: none has a row for each example."""
         whole = self._shape
         for own, other in (self.tensors, self.tensors[::-1]):
             source = provenance.source(own)
@@ -114,7 +116,7 @@ def sub(input: Any, other: Any, *, alpha: float = 1) -> Operation:
 
 @register_rule(torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__)
 def mul(input: Any, other: Any) -> Operation:
-    def slopes(slot: int, g: Tensor, a: Any, b: Any) -> Tensor:
+    def slopes(slot: int, g: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
         return g * (b if slot == 0 else a)
 
     return Elementwise("mul", torch.mul, slopes, input, other)
@@ -122,7 +124,7 @@ def mul(input: Any, other: Any) -> Operation:
 
 @register_rule(torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.true_divide)
 def div(input: Any, other: Any) -> Operation:
-    def slopes(slot: int, g: Tensor, a: Any, b: Any) -> Tensor:
+    def slopes(slot: int, g: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
         return g / b if slot == 0 else -g * a / (b * b)
 
     return Elementwise("div", torch.div, slopes, input, other)

@@ -68,7 +68,7 @@ class Embedding(Operation):
         self.merged_from = lead_before_merge(indices)
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
-        return torch.embedding(*tensors, self._padding), ()  # type: ignore[call-overload]
+        return torch.embedding(*tensors, self._padding), ()  # type: ignore[call-arg, arg-type]
 
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]

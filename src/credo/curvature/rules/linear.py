@@ -115,7 +115,7 @@ class AddMM(Operation):
         self.count_examples(mat1)
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
-        return torch.addmm(*tensors, beta=self._beta, alpha=self._alpha), ()  # type: ignore[call-overload]
+        return torch.addmm(*tensors, beta=self._beta, alpha=self._alpha), ()  # type: ignore[arg-type]
 
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]

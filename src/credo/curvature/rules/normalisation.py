@@ -8,6 +8,7 @@ own activations. These sum to the gradient.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,7 @@ class BatchNorm(Operation):
         if isinstance(running_mean, torch.nn.Parameter):  # torch.batch_norm has the affine part first
             running_mean, running_var, weight, bias = weight, bias, running_mean, running_var
         self.tensors = (input, weight, bias)
-        self._running = (running_mean, running_var)
+        self._running: tuple[Any, Any] = (running_mean, running_var)  # None only where training
         self._training, self._momentum, self._eps = training, momentum, eps
         self.count_examples(input)
 
@@ -70,7 +71,7 @@ class BatchNorm(Operation):
             x, weight, bias, *self._running, self._training, self._momentum, self._eps
         )
         if not self._training:
-            mean, var = self._running  # type: ignore[assignment]
+            mean, var = self._running
             invstd = (var + self._eps).rsqrt()
         return out, (mean.detach().clone(), invstd)
 
@@ -80,7 +81,7 @@ class BatchNorm(Operation):
         x, weight, _, mean, invstd = saved
         g = grads[0]
         assert g is not None
-        rows = [_split_merged(t, examples) for t in (x, g)]
+        rows = _split_merged(x, examples), _split_merged(g, examples)
         gx, *sums = kernel.batch_norm_backward(*rows, weight, mean, invstd, self._training, needed[0])
         if gx is not None and gx.shape != x.shape:
             gx = gx.transpose(1, 2).reshape(x.shape)

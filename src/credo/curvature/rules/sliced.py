@@ -116,7 +116,7 @@ class Sliced(Operation):
                 and tensor.dim() > self.axis
                 and tensor.shape[self.axis] == self.lead
             ):
-                columns.append(tensor.split(self._sizes, self.axis))
+                columns.append(tensor.split(self._sizes, self.axis))  # type: ignore[no-untyped-call]
             else:
                 columns.append([tensor] * len(self._sizes))
         return [list(cut) for cut in zip(*columns, strict=True)]
@@ -140,12 +140,13 @@ class Sliced(Operation):
 
 
 def _refuse(operation: Operation) -> None:
-    if isinstance(operation, (Recurrent, BatchNorm)) or (
-        operation.axis == 1 and operation.tensors[0].dim() == 2
-    ):  # type: ignore[union-attr]
+    rows = operation.tensors[0]
+    merged = operation.axis == 1 and rows is not None and rows.dim() == 2
+    if merged or isinstance(operation, (Recurrent, BatchNorm)):
         raise UnsupportedOperation(
-            f"{operation.name} cannot have different weights for different slices of the batch. Use mc_samples without "
-            "slices and without vectorized; for BatchNorm, pass the module to the optimiser, so that it is deterministic."
+            f"{operation.name} cannot have different weights for different slices of the batch. Use mc_samples "
+            "without slices and without vectorized; for BatchNorm, pass the module to the optimiser, so that it "
+            "is deterministic."
         )
 
 

@@ -74,7 +74,9 @@ struct Normalisation {
         for (int64_t m = 0; m < at.examples; ++m)
             for (int64_t c = first; c < end; ++c) {
                 T a, b, *own = sum[c - first];
-                row_sums(x + c * at.x.channel + m * at.x.example, g + c * at.g.channel + m * at.g.example, mean[c], a, b);
+                const T* x_row = x + c * at.x.channel + m * at.x.example;
+                const T* g_row = g + c * at.g.channel + m * at.g.example;
+                row_sums(x_row, g_row, mean[c], a, b);
                 a *= invstd[c];
                 own[0] += a, own[1] += a * a, own[2] += b, own[3] += b * b;
             }
@@ -133,9 +135,11 @@ struct Normalisation {
             T* to = gx + m * at.x.example + p * at.x.place;
             const T *scales = along, *slopes = along + at.channels, *shifts = slopes + at.channels;
             int64_t c = 0;
-            for (; c + width <= at.channels; c += width)
-                S::store(to + c, S::load(scales + c) * S::load(g_at + c) +
-                                     (S::load(slopes + c) * (S::load(x_at + c) - S::load(mean + c)) + S::load(shifts + c)));
+            for (; c + width <= at.channels; c += width) {
+                const Vector centred = S::load(x_at + c) - S::load(mean + c);
+                const Vector rest = S::load(slopes + c) * centred + S::load(shifts + c);
+                S::store(to + c, S::load(scales + c) * S::load(g_at + c) + rest);
+            }
             for (; c < at.channels; ++c) to[c] = scales[c] * g_at[c] + (slopes[c] * (x_at[c] - mean[c]) + shifts[c]);
         }
     }

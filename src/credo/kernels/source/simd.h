@@ -28,6 +28,15 @@ constexpr int vector_bytes = 32, registers = 16;
 constexpr int vector_bytes = 16, registers = 16;
 #endif
 
+// Which thread of a parallel region this is.
+inline int thread_number() {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
 template <typename T>
 struct Simd {
     static constexpr int width = vector_bytes / sizeof(T);
@@ -50,8 +59,10 @@ template <int width, int block = 1, typename Vector>
 CREDO_INLINE void transpose(Vector (&rows)[width]) {
     if constexpr (block < width) {
         CREDO_UNROLL
-        for (int i = 0; i < width; ++i)
-            if (!(i & block)) exchange<width, block>(rows[i], rows[i + block], std::make_integer_sequence<int, width>());
+        for (int i = 0; i < width; ++i) {
+            if (i & block) continue;
+            exchange<width, block>(rows[i], rows[i + block], std::make_integer_sequence<int, width>());
+        }
         transpose<width, 2 * block>(rows);
     }
 }

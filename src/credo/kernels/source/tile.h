@@ -16,7 +16,7 @@ namespace {
 constexpr int most_vectors = 2;
 constexpr int most_rows = registers / 2, most_rows_wide = registers == 32 ? 8 : 6;
 constexpr int few_rows = registers / 4, few_places = 4;
-constexpr int64_t sums_bytes = 24 << 10;
+constexpr int64_t sums_bytes = 24 << 10, most_taps = sums_bytes / (2 * vector_bytes);
 
 // Elements from one example, and from one place of the output in each dimension, to the next.
 struct Steps {
@@ -78,7 +78,8 @@ struct Tile {
 
 // One example's own gradient at one tap, from where `left` and `right` point.
 template <typename T, int rows, int vectors>
-CREDO_INLINE void fill(Tile<T, rows, vectors>& own, const Sweep<T>& job, const Tap& tap, const T* left, const T* right) {
+CREDO_INLINE void fill(Tile<T, rows, vectors>& own, const Sweep<T>& job, const Tap& tap, const T* left,
+                       const T* right) {
     const Steps &l = job.left_steps, &r = job.right_steps;
     own.clear();
     for (int64_t z = 0; z < tap.z; ++z)
@@ -92,7 +93,8 @@ CREDO_INLINE void fill(Tile<T, rows, vectors>& own, const Sweep<T>& job, const T
 // A tap of few places: adding to memory would take longer than the product, so the two sums are in registers as well.
 // The tile is cut into pieces of `few_rows` by one vector, and the loop over places is unrolled.
 template <typename T, int rows, int places>
-void sweep_few(const Sweep<T>& job, const T* left, const T* right, const Tap& tap, T* total_to, T* squares_to, int64_t next) {
+void sweep_few(const Sweep<T>& job, const T* left, const T* right, const Tap& tap, T* total_to, T* squares_to,
+               int64_t next) {
     int64_t left_at[places], right_at[places];
     for (int64_t p = 0; p < places; ++p) {
         const int64_t z = p / (tap.y * tap.x), y = p / tap.x % tap.y, x = p % tap.x;
@@ -134,7 +136,8 @@ void sweep_few_pieces(const Sweep<T>& job, const Tap& tap, int64_t rows, int64_t
     for (int64_t row = 0; row < rows; row += few_rows)
         for (int64_t v = 0; v < vectors; ++v) {
             const int64_t count = rows - row < few_rows ? rows - row : few_rows;
-            const auto piece = pick_few<T>(count, tap.places(), std::make_integer_sequence<int, few_rows * few_places>());
+            constexpr auto table = std::make_integer_sequence<int, few_rows * few_places>();
+            const auto piece = pick_few<T>(count, tap.places(), table);
             T* to = sums + (row * vectors + v) * width;
             piece(job, job.left + tap.left + row, job.right + tap.right + v * job.next_vector, tap, to,
                   to + rows * vectors * width, vectors * width);

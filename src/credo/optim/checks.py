@@ -1,0 +1,85 @@
+"""Checks around a step: gradients from elsewhere, replaced layers, a wrong data size, hidden loss scales."""
+
+import warnings
+import weakref
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from credo.errors import CallOrderError
+from credo.optim.gathering import Gathered
+
+Left = dict[int, tuple[Any, int]]  # id of a parameter → its gradient (weakly) and the gradient's version
+
+
+def left_behind(parameters: list[Tensor]) -> Left:
+    """The gradients that a step leaves in `.grad`, so that they are known when they are met again."""
+    return {id(p): (weakref.ref(p.grad), p.grad._version) for p in parameters if p.grad is not None}
+
+
+def refuse_foreign_gradients(parameters: list[Tensor], left: Left) -> None:
+    """A gradient that no block took belongs to no sample; the last step's own leftovers are dropped in silence."""
+    for p in parameters:
+        if p.grad is None:
+            continue
+        known, version = left.get(id(p), (lambda: None, -1))
+        if (known() is not p.grad or p.grad._version != version) and bool(p.grad.any()):
+            raise CallOrderError(
+                "a parameter holds a gradient that was taken outside a sampled() block, where the weights were "
+                "not a sample. Call backward inside the block, or zero_grad() first."
+            )
+
+
+def refuse_replaced(module: nn.Module | None, parameters: list[Tensor], names: dict[int, str]) -> None:
+    """A parameter without a gradient may have been replaced in its module; an unused one is just skipped."""
+    if module is None or all(p.grad is not None for p in parameters):
+        return
+    present = {id(p) for p in module.parameters()}
+    gone = [names[id(p)] for p in parameters if id(p) not in present]
+    if gone:
+        raise CallOrderError(
+            f"parameter {gone[0]!r} no longer belongs to the model: a layer was replaced. Construct the optimiser "
+            "after changing the model."
+        )
+
+
+def warn_of_small_data(examples: int, data_size: int) -> None:
+    warnings.warn(
+        f"a batch has {examples} examples, more than data_size={data_size}. data_size is the number of training "
+        "examples, not of batches.",
+        stacklevel=5,
+    )
+
+
+def loss_scales(optimizer: Optimizer, declared: float | None) -> tuple[float, float]:
+    """What the loss was multiplied by, as it still is in `.grad`, and as it is in the squares.
+
+    A GradScaler sets `found_inf` and `grad_scale` on the optimiser around a step; the latter is None if it
+    has unscaled the gradients before.
+    """
+    if not hasattr(optimizer, "found_inf"):
+        return declared or 1.0, declared or 1.0
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is not None:
+        return float(scale), float(scale)
+    if declared is None:
+        raise CallOrderError(
+            "a GradScaler has unscaled the gradients before the step, but not their squares. Declare the scale "
+            "where the gradients are taken: with optimizer.sampled(scale=scaler.get_scale())."
+        )
+    return 1.0, declared
+
+
+def require_samples(gathered: Gathered, wanted: int) -> None:
+    """A step needs as many samples as were asked for."""
+    if gathered.samples == 0:
+        raise CallOrderError(
+            "no gradient sample was taken. Wrap forward and backward in `with optimizer.sampled():`, or pass a "
+            "closure to step."
+        )
+    if gathered.samples != wanted and not gathered.vectorized:
+        raise CallOrderError(
+            f"{gathered.samples} sample(s) were taken where mc_samples={wanted}. Open that many sampled() blocks with "
+            "a backward pass in each, or pass a closure to step."
+        )
