@@ -51,7 +51,7 @@ def main(path: str = "regression.png", steps: int = 2000) -> None:
     panel.plot(line, torch.sin(4 * line), "k--", linewidth=1, label="truth")
     panel.plot(x, y, "k.", markersize=3)
     panel.set_ylim(-4, 4)
-    panel.legend(loc="upper left")
+    panel.legend(loc="upper right")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     print(f"picture: {path}")

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from credo.curvature.audit import audit
 from credo.curvature.engine import ENGINE_CALLS, read_engine_call
+from credo.curvature.inspections import INSPECTIONS
 from credo.curvature.ledger import BackwardPass, Ledger, Use
 from credo.curvature.operation import Operation, examples_second
 from credo.curvature.provenance import SELECTIONS, Provenance, Source, tensors_in
@@ -47,6 +48,8 @@ class Interception(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in INSPECTIONS:
+            return func(*args, **kwargs)
         if func in ENGINE_CALLS:
             return self._run_engine(func, args, kwargs)
         if not torch.is_grad_enabled():

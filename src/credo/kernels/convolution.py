@@ -32,13 +32,24 @@ def weight_sums(
 ) -> tuple[Tensor, Tensor]:
     """(Σᵢrᵢ, Σᵢrᵢ²), both (C_out, C_in / groups, *kernel_size)."""
     x, g = widened(x, g)
-    at = Geometry(kernel_size, stride, padding, dilation, groups)
+    x, at = visited(x, g, Geometry(kernel_size, stride, padding, dilation, groups))
     if x.numel() == 0 or g.numel() == 0:
         return empty_sums(x, g, at)
     if math.prod(g.shape[2:]) == 1 and groups == 1:
         return one_place_sums(x, g, at)
     kernel = native.kernel(f"convolution_{native.suffix(x.dtype)}") if x.device.type == "cpu" else None
     return weight_sums_twin(x, g, *at) if kernel is None else weight_sums_native(kernel, x, g, at)
+
+
+def visited(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Geometry]:
+    """A kernel of one tap that strides over most of the input: only the places that it visits, and no stride."""
+    if at.taps > 1 or any(at.padding) or max(at.stride) == 1:
+        return x, at
+    places = [slice(0, stride * size, stride) for stride, size in zip(at.stride, g.shape[2:], strict=True)]
+    x = x[(slice(None), slice(None), *places)]
+    last = x.dim() == 4 and x.stride(1) == 1
+    x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    return x, at._replace(stride=[1] * len(places))
 
 
 def one_place_sums(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:

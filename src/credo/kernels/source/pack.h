@@ -12,12 +12,20 @@ struct Strides {
     int64_t example, channel, place;
 };
 
+// Adjacent channels of every place, a number that the compiler knows: one or two instructions each.
+template <int64_t count, typename T>
+void copy_places(const T* from, int64_t step, int64_t places, T* to) {
+    for (int64_t p = 0; p < places; ++p, from += step, to += count) memcpy(to, from, sizeof(T) * count);
+}
+
 // One example's channels, `count` of them, as [place][pitch]; lanes from `count` to `pitch` become zero.
 template <typename T>
 void pack_block(const T* from, const Strides& s, int64_t count, int64_t places, int64_t pitch, T* to) {
     using S = Simd<T>;
     constexpr int64_t width = S::width;
     if (s.channel == 1) {
+        if (count == pitch && pitch == width) return copy_places<width>(from, s.place, places, to);
+        if (count == pitch && 2 * pitch == width) return copy_places<width / 2>(from, s.place, places, to);
         for (int64_t p = 0; p < places; ++p, from += s.place, to += pitch) {
             for (int64_t c = 0; c < count; ++c) to[c] = from[c];
             for (int64_t c = count; c < pitch; ++c) to[c] = 0;
