@@ -61,6 +61,13 @@ def test_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         assert_close(own, truth)
 
 
+def test_rows_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("credo.kernels.linear.SQUARED", 300)
+    x, g = random(10, 5), random(10, 3, seed=1)
+    for own, truth in zip(row_sums(x, g), oracle(x[:, None], g[:, None]), strict=True):
+        assert_close(own, truth)
+
+
 def test_half_precision_rows_are_summed_in_single() -> None:
     total, squares = row_sums(random(4, 5, dtype=torch.bfloat16), random(4, 3, seed=1, dtype=torch.bfloat16))
     assert total.dtype == squares.dtype == torch.float32

@@ -20,6 +20,7 @@ struct Plan {
     static constexpr int64_t slice_places = 4096;     // fewer would not pay for writing a slice's sums
     static constexpr int64_t least_places = 2048;     // of a chunk: fewer would not pay for writing the tiles
     static constexpr int64_t adjacent_channels = 48;  // with more, places fall on the same few sets of the L1 cache
+    static constexpr int64_t few_uses = 72;           // which would not pay for packing
 
     Geometry at, given;  // of one group: as the inner loop sees it, and as it came
     bool runs, swapped, sliced;
@@ -76,8 +77,10 @@ struct Plan {
         swapped = at.outputs * divide_up(at.channels, width) * 5 < at.channels * divide_up(at.outputs, width) * 4;
         vectors = smaller(divide_up(columns(), width), most_vectors);
         const int64_t height = equal_parts(rows(), vectors == 1 ? most_rows : most_rows_wide);
-        x = operand(at.channels, swapped ? width : height, given.x, product(at.size), swapped);
-        g = operand(at.outputs, swapped ? height : width, given.g, product(at.places), !swapped);
+        const int64_t uses = tap_count * at.channels;  // of every element of g
+        x = operand(at.channels, swapped ? width : height, given.x, product(at.size), swapped, adjacent_channels);
+        g = operand(at.outputs, swapped ? height : width, given.g, product(at.places), !swapped,
+                    uses < few_uses ? 4 * adjacent_channels : adjacent_channels);
         if (runs) x = Operand{true, x.width, x.count, x.width, product(at.size) * given.channels, given.channels};
         const int64_t tap_bytes = sizeof(T) * 2 * height * vectors * width;
         taps_per_job = equal_parts(tap_count, larger(1, sums_bytes / tap_bytes));
@@ -86,10 +89,11 @@ struct Plan {
     // Of a length cut into parts that are about equal and at most `most` long, the longest.
     static int64_t equal_parts(int64_t length, int64_t most) { return divide_up(length, divide_up(length, most)); }
 
-    static Operand operand(int64_t channels, int64_t block, const Strides& s, int64_t places, bool as_vectors) {
+    static Operand operand(int64_t channels, int64_t block, const Strides& s, int64_t places, bool as_vectors,
+                           int64_t most_adjacent) {
         const int64_t count = divide_up(channels, block);
         const bool whole = !as_vectors || channels % block == 0;  // a vector must not reach past the last channel
-        if (s.channel == 1 && s.place <= adjacent_channels && whole)
+        if (s.channel == 1 && s.place <= most_adjacent && whole)
             return Operand{false, block, count, block, s.example, s.place};
         const int64_t pitch = block < width ? block : divide_up(block, width) * width;
         return Operand{true, block, count, 0, places * pitch, pitch};
