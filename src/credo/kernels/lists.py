@@ -33,6 +33,8 @@ def aligned(*rows: Row) -> bool:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill a stretch of memory, in whatever order (channels_last does)."""
+    if tensor.is_contiguous():
+        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:

@@ -125,7 +125,9 @@ def _draws(
                 before += tiles * philox.TILE
 
 
-def _generated(outs: Row, seed: int, stream: int, indices: Sequence[int], starts: Sequence[int]) -> Iterator[Draw]:
+def _generated(
+    outs: Row, seed: int, stream: int, indices: Sequence[int], starts: Sequence[int]
+) -> Iterator[Draw]:
     """Noise from private generators of torch's, one for each key: other numbers than the kernels', a third of the time.
 
     A multiple of 16 is drawn, because only then does a longer draw begin with the numbers of a shorter one.

@@ -90,7 +90,9 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     def _block(self, scale: float | None) -> Iterator[Statistics]:
         self._refuse_inside("open a sampling block")
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            raise CallOrderError("gradients are switched off (no_grad or inference_mode) around a sampling block.")
+            raise CallOrderError(
+                "gradients are switched off (no_grad or inference_mode) around a sampling block."
+            )
         parameters = self._trainable()
         before = [p.grad if self._gathered.samples else None for p in parameters]
         self._inside = threading.get_ident()

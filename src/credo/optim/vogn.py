@@ -77,30 +77,29 @@ class VOGN(GaussNewton):
         )
 
     def _draw(self, draw: int) -> None:
-        self._sample_into([b.parameter.detach() for b in self._uncertain()], draw)
+        beliefs = self._uncertain()
+        self._sample_into([b.parameter.detach() for b in beliefs], beliefs, draw)
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
         beliefs = self._uncertain()
         means = [b.parameter.detach() for b in beliefs]
         stacks = [m.new_empty((samples, *m.shape)).copy_(m) for m in means]
         for k in range(samples):
-            self._sample_into([stack[k] for stack in stacks], draw + k)
+            self._sample_into([stack[k] for stack in stacks], beliefs, draw + k)
         return Stacks({id(b.parameter): stack for b, stack in zip(beliefs, stacks, strict=True)}, samples)
 
-    def _sample_into(self, weights: list[Tensor], draw: int) -> None:
+    def _sample_into(self, weights: list[Tensor], beliefs: list[Belief], draw: int) -> None:
         """The weights hold the mean, and then sample number `draw`: one call for each (τ, δ̃ + γ) there is."""
-        alike: dict[Any, list[int]] = {}
-        beliefs = self._uncertain()
+        alike: dict[tuple[float, float | None], list[int]] = {}
         for k, b in enumerate(beliefs):
-            shift = b.shrinkage + b.damping
-            alike.setdefault((b.scale, "a number each" if isinstance(shift, Tensor) else shift), []).append(k)
-        for (scale, _), places in alike.items():
-            shifts = [beliefs[k].shrinkage + beliefs[k].damping for k in places]
+            shift = None if isinstance(b.shrinkage, Tensor) else b.shrinkage + b.damping
+            alike.setdefault((b.scale, shift), []).append(k)
+        for (scale, shift), places in alike.items():
             noise.sample_all_(
                 [weights[k] for k in places],
                 [beliefs[k].curvature for k in places],  # type: ignore[misc]
                 scale,
-                shifts if isinstance(shifts[0], Tensor) else shifts[0],  # type: ignore[arg-type]
+                [beliefs[k].shrinkage + beliefs[k].damping for k in places] if shift is None else shift,  # type: ignore[misc]
                 self.settings["seed"],
                 draw,
                 places,
