@@ -45,8 +45,12 @@ def main(path: str = "regression.png", steps: int = 2000) -> None:
     known, line = prediction.epistemic.sqrt().squeeze(1), grid.squeeze(1)
     print(f"sd of the function: {known[line.abs() < 1].mean():.3f} among the data, {known[-1]:.3f} at x = 2")
     figure, panel = plt.subplots(figsize=(7, 4))
-    panel.fill_between(line, mean - 2 * sd, mean + 2 * sd, alpha=0.2, label="mean ± 2 sd, with the data's noise")
-    panel.fill_between(line, mean - 2 * known, mean + 2 * known, alpha=0.4, label="mean ± 2 sd of the function")
+    panel.fill_between(
+        line, mean - 2 * sd, mean + 2 * sd, alpha=0.2, label="mean ± 2 sd, with the data's noise"
+    )
+    panel.fill_between(
+        line, mean - 2 * known, mean + 2 * known, alpha=0.4, label="mean ± 2 sd of the function"
+    )
     panel.plot(line, mean, "C0")
     panel.plot(line, torch.sin(4 * line), "k--", linewidth=1, label="truth")
     panel.plot(x, y, "k.", markersize=3)

@@ -7,8 +7,26 @@ import torch
 # These attributes are operations: their values have a gradient.
 _COMPUTED = {"T", "mT", "H", "mH", "real", "imag"}
 _METHODS = (
-    ("size", "dim", "numel", "nelement", "element_size", "stride", "storage_offset", "is_contiguous", "data_ptr")
-    + ("is_floating_point", "is_complex", "is_signed", "get_device", "untyped_storage", "detach", "requires_grad_")
+    (
+        "size",
+        "dim",
+        "numel",
+        "nelement",
+        "element_size",
+        "stride",
+        "storage_offset",
+        "is_contiguous",
+        "data_ptr",
+    )
+    + (
+        "is_floating_point",
+        "is_complex",
+        "is_signed",
+        "get_device",
+        "untyped_storage",
+        "detach",
+        "requires_grad_",
+    )
     + ("register_hook", "register_post_accumulate_grad_hook", "__hash__", "__len__", "__repr__", "__format__")
 )
 
@@ -17,10 +35,12 @@ def _attributes() -> set[Any]:
     """The getters and setters of all attributes that are not operations."""
     found = set()
     for name in dir(torch.Tensor):
-        attribute = getattr(torch.Tensor, name, None)
+        attribute: Any = getattr(torch.Tensor, name, None)
         if type(attribute).__name__ in ("getset_descriptor", "property") and name not in _COMPUTED:
             found |= {attribute.__get__, attribute.__set__}
     return found
 
 
-INSPECTIONS = frozenset(_attributes() | {getattr(torch.Tensor, name) for name in _METHODS} | {torch.is_grad_enabled})
+INSPECTIONS = frozenset(
+    _attributes() | {getattr(torch.Tensor, name) for name in _METHODS} | {torch.is_grad_enabled}
+)
