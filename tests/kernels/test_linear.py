@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from credo.kernels import forced
-from credo.kernels.linear import row_sums, sequence_sums
+from credo.kernels.linear import layer_sums, row_sums, sequence_sums
 from tests.kernels.modes import MODES, assert_close, every_mode, every_type
 
 
@@ -50,6 +50,33 @@ def test_any_sequence(mode: str, sizes: tuple[int, ...]) -> None:
 def test_time_first(mode: str) -> None:
     """(T, M, d) seen as (M, T, d), as recurrent layers have it."""
     check_sequence(random(6, 3, 10).transpose(0, 1), random(6, 3, 20, seed=1).transpose(0, 1), mode)
+
+
+@every_mode
+@every_type
+@pytest.mark.parametrize(
+    "shape", [(4, 5, 3), (1, 1, 1), (0, 4, 5), (100, 64, 10), (300, 33, 13), (600, 70, 100)]
+)
+def test_all_sums_of_a_layer(shape: tuple[int, ...], dtype: torch.dtype, mode: str) -> None:
+    examples, inputs, outputs = shape
+    x, g = random(examples, inputs, dtype=dtype), random(examples, outputs, seed=1, dtype=dtype)
+    with forced(mode):
+        actual = layer_sums(x, g)
+    bias = g.double().sum(0), g.double().square().sum(0)
+    for own, truth in zip(actual, (*oracle(x[:, None], g[:, None]), *bias), strict=True):
+        assert_close(own, truth)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(sizes=st.tuples(st.integers(1, 700), st.integers(1, 80), st.integers(1, 30)))
+@settings(max_examples=30, deadline=None)
+def test_any_layer(mode: str, sizes: tuple[int, ...]) -> None:
+    examples, inputs, outputs = sizes
+    x, g = random(examples, inputs), random(examples, outputs, seed=1)
+    with forced(mode):
+        actual = layer_sums(x, g)
+    for own, truth in zip(actual[:2], oracle(x[:, None], g[:, None]), strict=True):
+        assert_close(own, truth)
 
 
 @every_type

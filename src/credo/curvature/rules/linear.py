@@ -19,12 +19,28 @@ from credo.curvature.rules.registry import register_rule
 from credo.kernels import linear as kernel
 
 
+class Rows:
+    """x (M, I) and g (M, O) of a layer with one position an example; all its sums by one kernel call, at need."""
+
+    def __init__(self, x: Tensor, g: Tensor):
+        self._x, self._g = x, g
+        self._sums: tuple[Tensor, ...] = ()
+
+    def weight(self) -> tuple[Tensor, Tensor]:
+        self._sums = self._sums or kernel.layer_sums(self._x, self._g)
+        return self._sums[0], self._sums[1]
+
+    def bias(self) -> tuple[Tensor, Tensor]:
+        self._sums = self._sums or kernel.layer_sums(self._x, self._g)
+        return self._sums[2], self._sums[3]
+
+
 class OuterProducts(Contribution):
     """rᵢ = Σₜ gᵢₜ xᵢₜᵀ, from x (M, T, I) and g (M, T, O), or (M, I) and (M, O); shape (O, I), or as `shape` says."""
 
-    def __init__(self, x: Tensor, g: Tensor, shape: torch.Size | None = None):
+    def __init__(self, x: Tensor, g: Tensor, shape: torch.Size | None = None, rows: Rows | None = None):
         self.examples = x.shape[0]
-        self._x, self._g = x, g
+        self._x, self._g, self._rows = x, g, rows
         self._shape = shape or torch.Size((g.shape[-1], x.shape[-1]))
 
     def total(self) -> Tensor:
@@ -32,6 +48,8 @@ class OuterProducts(Contribution):
         return (g.T @ x).view(self._shape)
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
+        if self._rows is not None:
+            return self._rows.weight()
         sums = kernel.row_sums if self._x.dim() == 2 else kernel.sequence_sums
         total, squares = sums(widen(self._x), widen(self._g))
         return total.view(self._shape), squares.view(self._shape)
@@ -41,6 +59,23 @@ class OuterProducts(Contribution):
         if x.dim() == 2:
             return (g.unsqueeze(2) * x.unsqueeze(1)).view(-1, *self._shape)
         return torch.bmm(g.transpose(1, 2), x).view(-1, *self._shape)
+
+
+class BiasOfRows(Contribution):
+    """rᵢ = gᵢ, with the sums that come with the weight's."""
+
+    def __init__(self, g: Tensor, rows: Rows):
+        self.examples = g.shape[0]
+        self._g, self._rows = g, rows
+
+    def total(self) -> Tensor:
+        return self._g.sum(0)
+
+    def total_and_squares(self) -> tuple[Tensor, Tensor]:
+        return self._rows.bias()
+
+    def per_example(self, start: int, stop: int) -> Tensor:
+        return self._g[start:stop]
 
 
 @register_rule(F.linear)
@@ -61,12 +96,12 @@ class Linear(Operation):
         g = grads[0]
         assert g is not None
         x, weight = saved[0].to(g.dtype), saved[1].to(g.dtype)
-        rows = by_example(g, examples, self.axis)
-        return (
-            g @ weight if needed[0] else None,
-            OuterProducts(by_example(x, examples, self.axis), rows) if needed[1] else None,
-            bias_shares(rows) if needed[2] else None,
-        )
+        gx = g @ weight if needed[0] else None
+        x, g = by_example(x, examples, self.axis), by_example(g, examples, self.axis)
+        if g.dim() == 2 and needed[1] and needed[2]:
+            rows = Rows(x, g)
+            return gx, OuterProducts(x, g, rows=rows), BiasOfRows(g, rows)
+        return gx, OuterProducts(x, g) if needed[1] else None, bias_shares(g) if needed[2] else None
 
 
 @register_rule(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm)
