@@ -6,7 +6,30 @@ import torch
 
 # These attributes are operations: their values have a gradient.
 _COMPUTED = {"T", "mT", "H", "mH", "real", "imag"}
-_METHODS = ["size", "dim", "numel", "nelement", "element_size", "stride", "storage_offset", "is_contiguous", "data_ptr", "untyped_storage", "get_device", "is_floating_point", "is_complex", "is_signed", "detach", "requires_grad_", "register_hook", "register_post_accumulate_grad_hook", "__hash__", "__len__", "__repr__", "__format__"]
+_METHODS = [
+    "size",
+    "dim",
+    "numel",
+    "nelement",
+    "element_size",
+    "stride",
+    "storage_offset",
+    "is_contiguous",
+    "data_ptr",
+    "untyped_storage",
+    "get_device",
+    "is_floating_point",
+    "is_complex",
+    "is_signed",
+    "detach",
+    "requires_grad_",
+    "register_hook",
+    "register_post_accumulate_grad_hook",
+    "__hash__",
+    "__len__",
+    "__repr__",
+    "__format__",
+]
 
 
 def _attributes() -> set[Any]:

@@ -25,6 +25,14 @@ struct Problem {
     int64_t strips() const { return (outputs + rows - 1) / rows; }
 };
 
+CREDO_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+template <typename T>
+CREDO_INLINE const T* copy(const T* from, int64_t count, T* to) {
+    for (int64_t c = 0; c < count; ++c) to[c] = from[c];
+    return to;
+}
+
 // The gradients of one strip of outputs as [example][g of each row, then g² of each row]; missing rows are zero.
 template <typename T>
 void pack_strip(const Problem<T>& p, int64_t strip, T* to) {
@@ -47,14 +55,18 @@ void pack_strip(const Problem<T>& p, int64_t strip, T* to) {
 // The inputs of one panel as [example][x of each column, then x² of each column]; missing columns are zero.
 template <typename T>
 void pack_panel(const Problem<T>& p, int64_t panel, int64_t first, int64_t last, T* to) {
+    typedef Simd<T> S;
     constexpr int64_t columns = Problem<T>::columns();
-    const int64_t begin = panel * columns, count = p.inputs - begin < columns ? p.inputs - begin : columns;
+    const int64_t begin = panel * columns, count = smaller(p.inputs - begin, columns);
     for (int64_t m = first; m < last; ++m, to += 2 * columns) {
         const T* from = p.x + m * p.inputs + begin;
-        for (int64_t c = 0; c < columns; ++c) {
-            const T x = c < count ? from[c] : T(0);
-            to[c] = x;
-            to[columns + c] = x * x;
+        T padded[columns] = {};
+        if (count < columns) from = copy(from, count, padded);
+        CREDO_UNROLL
+        for (int v = 0; v < vectors; ++v) {
+            const auto x = S::load(from + v * S::width);
+            S::store(to + v * S::width, x);
+            S::store(to + columns + v * S::width, x * x);
         }
     }
 }
@@ -100,25 +112,26 @@ void multiply(const T* panel, const T* strip, int64_t examples, T* tile) {
 template <typename T>
 void sum_panel(const Problem<T>& p, int64_t panel, const T* strips, T* packed) {
     constexpr int64_t columns = Problem<T>::columns();
-    const int64_t begin = panel * columns, count = p.inputs - begin < columns ? p.inputs - begin : columns;
-    for (int64_t first = 0; first == 0 || first < p.examples; first += block) {
-        const int64_t last = p.examples - first < block ? p.examples : first + block;
+    const int64_t begin = panel * columns, count = smaller(p.inputs - begin, columns);
+    for (int64_t first = 0; first < p.examples; first += block) {
+        const int64_t last = smaller(p.examples, first + block);
         pack_panel(p, panel, first, last, packed);
         for (int64_t strip = 0; strip < p.strips(); ++strip) {
-            T tile[rows][2][columns] = {};
-            const int64_t o = strip * rows, kept = p.outputs - o < rows ? p.outputs - o : rows;
-            if (first > 0)
-                for (int64_t r = 0; r < kept; ++r)
-                    for (int64_t c = 0; c < count; ++c) {
-                        tile[r][0][c] = p.total[(o + r) * p.inputs + begin + c];
-                        tile[r][1][c] = p.squares[(o + r) * p.inputs + begin + c];
-                    }
-            multiply(packed, strips + (strip * p.examples + first) * 2 * rows, last - first, &tile[0][0][0]);
-            for (int64_t r = 0; r < kept; ++r)
-                for (int64_t c = 0; c < count; ++c) {
-                    p.total[(o + r) * p.inputs + begin + c] = tile[r][0][c];
-                    p.squares[(o + r) * p.inputs + begin + c] = tile[r][1][c];
+            T tile[rows][2][columns];
+            const int64_t o = strip * rows, kept = smaller(p.outputs - o, rows);
+            T* const to = p.total + o * p.inputs + begin;
+            T* const to_squares = p.squares + o * p.inputs + begin;
+            for (int64_t r = 0; r < rows; ++r)
+                for (int64_t c = 0; c < columns; ++c) {
+                    const bool known = first > 0 && r < kept && c < count;
+                    tile[r][0][c] = known ? to[r * p.inputs + c] : T(0);
+                    tile[r][1][c] = known ? to_squares[r * p.inputs + c] : T(0);
                 }
+            multiply(packed, strips + (strip * p.examples + first) * 2 * rows, last - first, &tile[0][0][0]);
+            for (int64_t r = 0; r < kept; ++r) {
+                copy(tile[r][0], count, to + r * p.inputs);
+                copy(tile[r][1], count, to_squares + r * p.inputs);
+            }
         }
     }
 }
