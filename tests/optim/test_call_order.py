@@ -130,7 +130,7 @@ RETURNS = {
         InvalidValue,
         "3 losses",
     ),
-    "integer inputs": (lambda model: model(Y), RuntimeError, ""),
+    "integer inputs": (lambda model: model(Y), RuntimeError, "dtype"),
     "labels out of range": (lambda model: F.cross_entropy(model(X), Y + 7), IndexError, "out of bounds"),
     "lengths differ": (lambda model: F.cross_entropy(model(X), Y[:2]), ValueError, "batch_size"),
 }

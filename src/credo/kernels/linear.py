@@ -16,7 +16,7 @@ from credo.kernels.layout import widened
 from credo.kernels.scratch import scratch
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
-FUSED = 3 << 20  # multiplications: beyond, the library's matrix products are faster than one pass for all sums
+FUSED = 3 << 20  # multiplications: beyond, the library's matrix products are faster
 
 
 def row_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
