@@ -2,6 +2,7 @@
 
 from credo import errors, kernels, metrics
 from credo.curvature.capture import capture, squared_gradients
+from credo.curvature.contribution import Contribution, Stacked
 from credo.curvature.operation import Operation
 from credo.curvature.rules import register_rule
 from credo.metrics import evaluate
@@ -14,9 +15,11 @@ __version__ = "0.1.0"
 __all__ = [
     "OGN",
     "VOGN",
+    "Contribution",
     "DiagonalPosterior",
     "Operation",
     "Posterior",
+    "Stacked",
     "TemperingSchedule",
     "capture",
     "elbo",

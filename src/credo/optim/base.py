@@ -25,7 +25,7 @@ from credo.optim import arguments, checkpoints, checks
 from credo.optim.gathering import Gathered
 from credo.optim.groups import parameter_groups
 from credo.optim.losses import finish_closure, mean_loss
-from credo.optim.sampling import in_place
+from credo.optim.sampling import MeanKeeper
 from credo.posterior import Posterior
 
 MAX_REFUSED = 10  # non-finite steps in a row before it is an error
@@ -121,7 +121,10 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
             with watching(subjects, reduction, stacks=self._stacks(draw, slices)) as stats:
                 yield stats
         else:
-            with in_place(parameters, lambda: self._draw(draw)), watching(subjects, reduction) as stats:
+            with (
+                self._keeper.in_place(parameters, lambda: self._draw(draw)),
+                watching(subjects, reduction) as stats,
+            ):
                 yield stats
         self.counters["draws"] += slices
 
@@ -270,6 +273,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self._inside = None
         self._left = {}
         self._warned = False
+        self._keeper = MeanKeeper()
 
     def _trainable(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
