@@ -19,7 +19,7 @@ from credo.curvature.capture import watching
 from credo.curvature.stacks import Stacks
 from credo.curvature.statistics import Statistics
 from credo.curvature.subjects import Subjects, buffers_of
-from credo.errors import CallOrderError, InvalidValue, NonFiniteError
+from credo.errors import CallOrderError, InvalidValue
 from credo.kernels.update import all_finite
 from credo.optim import arguments, checkpoints, checks
 from credo.optim.gathering import Gathered
@@ -27,8 +27,6 @@ from credo.optim.groups import parameter_groups
 from credo.optim.losses import finish_closure, mean_loss
 from credo.optim.sampling import MeanKeeper
 from credo.posterior import Posterior
-
-MAX_REFUSED = 10  # non-finite steps in a row before it is an error
 
 
 class BayesianOptimizer(torch.optim.Optimizer, ABC):
@@ -205,17 +203,8 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
             self.counters["step"] += 1
             self.counters["refused_in_a_row"] = 0
         else:
-            self._refuse_step()
+            checks.count_refused(self.counters)
         self._left = checks.left_behind(self._trainable())
-
-    def _refuse_step(self) -> None:
-        self.counters["refused"] += 1
-        self.counters["refused_in_a_row"] += 1
-        if self.counters["refused_in_a_row"] >= MAX_REFUSED:
-            raise NonFiniteError(
-                f"{MAX_REFUSED} steps in a row had a non-finite loss, gradient or squared gradient and were refused. "
-                "The mean is the last good one. Lower lr, raise damping, or look at the data; diagnostics() may help."
-            )
 
     # State
 

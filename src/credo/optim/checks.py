@@ -7,8 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from credo.errors import CallOrderError
+from credo.errors import CallOrderError, NonFiniteError
 from credo.optim.gathering import Gathered
+
+MAX_REFUSED = 10  # non-finite steps in a row before it is an error
 
 Left = dict[int, tuple[Any, int]]  # id of a parameter → its gradient (weakly) and the gradient's version
 
@@ -82,4 +84,15 @@ def require_samples(gathered: Gathered, wanted: int) -> None:
         raise CallOrderError(
             f"{gathered.samples} sample(s) were taken where mc_samples={wanted}. Open that many sampled() blocks with "
             "a backward pass in each, or pass a closure to step."
+        )
+
+
+def count_refused(counters: dict[str, int]) -> None:
+    """A non-finite step is counted and forgotten; too many in a row are an error."""
+    counters["refused"] += 1
+    counters["refused_in_a_row"] += 1
+    if counters["refused_in_a_row"] >= MAX_REFUSED:
+        raise NonFiniteError(
+            f"{MAX_REFUSED} steps in a row had a non-finite loss, gradient or squared gradient and were refused. "
+            "The mean is the last good one. Lower lr, raise damping, or look at the data; diagnostics() may help."
         )
