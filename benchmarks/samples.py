@@ -1,0 +1,73 @@
+"""Many weight samples a step: vectorised, in slices, and one after the other, in units of a plain forward + backward.
+
+    python -m benchmarks.samples
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import credo
+from credo.models import MLP, LeNet5
+
+Step = Callable[[], object]
+
+
+def steps_for(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Step]:
+    def losses() -> Tensor:
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    def plain() -> None:
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+
+    def vogn(**options: object) -> Step:
+        optimizer = credo.VOGN(model, lr=1e-9, data_size=50_000, initial_curvature=1.0, **options)
+        return lambda: optimizer.step(losses)
+
+    return {
+        "forward + backward": plain,
+        "VOGN, one sample": vogn(),
+        "K = 8, one after the other": vogn(mc_samples=8),
+        "K = 8, vectorised": vogn(mc_samples=8, vectorized=True),
+        "K = 10, vectorised": vogn(mc_samples=10, vectorized=True),
+        "2 slices": vogn(mc_slices=2),
+        "8 slices": vogn(mc_slices=8),
+        "32 slices": vogn(mc_slices=32),
+    }
+
+
+def ratios(steps: dict[str, Step], rounds: int) -> dict[str, float]:
+    """Medians of the paired ratios to the first step, all taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    gc.disable()
+    for k in range(rounds + 3):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if k >= 3:
+                times[name].append(time.perf_counter() - start)
+    gc.enable()
+    base = next(iter(times.values()))
+    return {name: statistics.median(t / b for t, b in zip(own, base, strict=True)) for name, own in times.items()}
+
+
+def main() -> None:
+    cases = {
+        "MLP 784-100-100-10, batch 256": (MLP((784, 100, 100, 10)), torch.randn(256, 784), 100),
+        "LeNet-5, batch 16": (LeNet5(), torch.randn(16, 3, 32, 32), 60),
+        "LeNet-5, batch 128": (LeNet5(), torch.randn(128, 3, 32, 32), 15),
+    }
+    for title, (model, x, rounds) in cases.items():
+        print(title)
+        for name, ratio in ratios(steps_for(model, x, torch.randint(0, 10, (len(x),))), rounds).items():
+            print(f"  {name:28} {ratio:6.2f}")
+
+
+if __name__ == "__main__":
+    main()
