@@ -1,6 +1,6 @@
 """Many weight samples a step: vectorised, in slices, and one after the other, in units of a plain forward + backward.
 
-    python -m benchmarks.samples
+python -m benchmarks.samples
 """
 
 import gc
@@ -54,7 +54,9 @@ def ratios(steps: dict[str, Step], rounds: int) -> dict[str, float]:
                 times[name].append(time.perf_counter() - start)
     gc.enable()
     base = next(iter(times.values()))
-    return {name: statistics.median(t / b for t, b in zip(own, base, strict=True)) for name, own in times.items()}
+    return {
+        name: statistics.median(t / b for t, b in zip(own, base, strict=True)) for name, own in times.items()
+    }
 
 
 def main() -> None:

@@ -14,7 +14,9 @@ from torch import Tensor
 from credo.curvature.operation import Operation
 from credo.curvature.provenance import Source
 from credo.curvature.rules import Generic, Sliced
+from credo.curvature.rules.linear import Linear
 from credo.curvature.rules.normalisation import BatchNorm
+from credo.curvature.rules.shared_input import SharedInputLinear
 from credo.errors import CallOrderError, UnsupportedOperation
 
 Watch = Callable[[Operation, tuple[Source | None, ...]], Any]
@@ -50,13 +52,37 @@ class Stacks:
                 "vectorized=False."
             )
 
-        def folded(tensors: list[Any]) -> Any:
-            twin = operation.on(tensors)
+        def physical(tensors: tuple[Any, ...], dims: tuple[int | None, ...]) -> Any:
+            if self._is_shared_input(operation, tensors, dims):
+                weights, biases = (self._weights.get(id(t)) for t in tensors[1:])
+                return watch(SharedInputLinear(tensors, weights, biases), sources)  # type: ignore[arg-type]
+            twin = operation.on(
+                [self._fold(operation, *column) for column in zip(tensors, dims, sources, strict=True)]
+            )
             twin.lead, twin.merged_from = operation.lead * self._samples, None
             return watch(self._slice(twin, sources), sources)
 
-        data = tuple(source is None for source in sources)
-        return Folded.apply(folded, data, operation.lead, operation.axis, self._index, *operation.tensors)  # type: ignore[no-untyped-call]
+        return Folded.apply(physical, operation.axis, self._index, *operation.tensors)  # type: ignore[no-untyped-call]
+
+    def _is_shared_input(
+        self, operation: Operation, tensors: tuple[Any, ...], dims: tuple[int | None, ...]
+    ) -> bool:
+        """A linear layer on rows that all samples see, which need no gradient: the first layer."""
+        first = isinstance(operation, Linear) and dims[0] is None and operation.axis == 0
+        rows = first and tensors[0].dim() == 2 and not tensors[0].requires_grad
+        return rows and all(t is None or id(t) in self._weights for t in tensors[1:])
+
+    def _fold(self, operation: Operation, tensor: Any, dim: int | None, source: Source | None) -> Any:
+        """(K, M, …) → (K·M, …) for data; what all samples share is repeated."""
+        axis = operation.axis
+        if tensor is None or source is not None:
+            return tensor
+        if dim is not None:
+            return tensor.movedim(dim, axis).flatten(axis, axis + 1)
+        if tensor.dim() <= axis or tensor.shape[axis] != operation.lead:
+            return tensor
+        repeated = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], self._samples, *tensor.shape[axis:])
+        return repeated.flatten(axis, axis + 1)
 
     def refuse_backward(self) -> None:
         if self._index is not None:
@@ -96,28 +122,6 @@ class Folded(torch.autograd.Function):
         """Nothing to keep: the gradient goes through the operation that ran."""
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, run: Any, data: Any, lead: int, axis: int, index: Any, *tensors: Any
-    ) -> Any:
-        samples = info.batch_size
-        folded = [
-            _fold(t, dim, samples, axis)
-            if is_data and t is not None and (dim is not None or _has(t, lead, axis))
-            else t
-            for t, dim, is_data in zip(tensors, in_dims[5:], data, strict=True)
-        ]
-        out = run(folded)
-        return out.unflatten(axis, (samples, out.shape[axis] // samples)), axis
-
-
-def _has(tensor: Tensor, lead: int, axis: int) -> bool:
-    return tensor.dim() > axis and tensor.shape[axis] == lead
-
-
-def _fold(tensor: Tensor, dim: int | None, samples: int, axis: int) -> Tensor:
-    """(K, M, …) → (K·M, …) along `axis`; what all samples share is repeated."""
-    if dim is None:
-        stacked = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], samples, *tensor.shape[axis:])
-    else:
-        stacked = tensor.movedim(dim, axis)
-    return stacked.flatten(axis, axis + 1)
+    def vmap(info: Any, in_dims: Any, run: Any, axis: int, index: Any, *tensors: Any) -> Any:
+        out = run(tensors, in_dims[3:])
+        return out.unflatten(axis, (info.batch_size, out.shape[axis] // info.batch_size)), axis
