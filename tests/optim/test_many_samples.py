@@ -27,11 +27,6 @@ def convolutional() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 3, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
 
 
-def transformer() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-    return nn.Sequential(layer, nn.Flatten(), nn.Linear(20, 3))
-
-
 MODELS = {
     "mlp": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (7, 4)),
     "no bias": (lambda: nn.Linear(4, 3, bias=False), (7, 4)),
