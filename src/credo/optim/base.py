@@ -1,7 +1,7 @@
 """What all optimisers with a posterior share: blocks in which the weights are a sample, steps, and state.
 
 The module holds the mean at all times, except inside a block, where it holds a sample. A block
-collects the gradient and the squared gradients at its sample; `step` turns what the blocks since the
+collects the gradient, and what else the method needs, at its sample; `step` turns what the blocks since the
 last step have collected into one update.
 """
 
@@ -10,19 +10,16 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from credo.curvature.capture import watching
-from credo.curvature.stacks import Stacks
-from credo.curvature.statistics import Statistics
 from credo.curvature.subjects import Subjects, buffers_of
-from credo.errors import CallOrderError, InvalidValue
+from credo.errors import CallOrderError
 from credo.kernels.update import all_finite
 from credo.optim import arguments, checkpoints, checks
-from credo.optim.gathering import Gathered
+from credo.optim.gathering import Gathered, Seen
 from credo.optim.groups import parameter_groups
 from credo.optim.losses import finish_closure, mean_loss
 from credo.optim.sampling import MeanKeeper
@@ -49,16 +46,20 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
 
     @abstractmethod
-    def _draw(self, draw: int) -> None:
-        """Turns the mean in the parameters into sample number `draw`, in place."""
+    def _sample(self, parameters: list[Tensor]) -> AbstractContextManager[Seen]:
+        """The weights are sample number `counters["draws"]` for a while, and the backward passes on them are seen."""
 
     @abstractmethod
-    def _stacks(self, draw: int, samples: int) -> Stacks:
-        """The samples number draw, draw + 1, … side by side; the parameters keep the mean."""
+    def _run(self, closure: Callable[[], Tensor]) -> Tensor:
+        """The closure at the samples of a step, `_run_in_turn` or all at once; the mean of its losses."""
+
+    @abstractmethod
+    def _nothing_gathered(self) -> Gathered:
+        """What is known at the beginning of a step."""
 
     @abstractmethod
     def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
-        """The update itself, from finite gradients and squares, each with the loss scale still in it."""
+        """The update itself, from finite numbers, each with the loss scale still in it."""
 
     @abstractmethod
     def posterior(self) -> Posterior:
@@ -85,7 +86,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
             yield
 
     @contextmanager
-    def _block(self, scale: float | None) -> Iterator[Statistics]:
+    def _block(self, scale: float | None) -> Iterator[Seen]:
         self._refuse_inside("open a sampling block")
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             raise CallOrderError(
@@ -97,59 +98,30 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         try:
             for p in parameters:
                 p.grad = None
-            with self._sample(parameters) as stats:
-                yield stats
+            with self._sample(parameters) as seen:
+                yield seen
         except BaseException:
             for p, grad in zip(parameters, before, strict=True):
                 p.grad = grad
             raise
         finally:
             self._inside = None
-        self._gather(stats, parameters, before, scale)
-        if stats.examples > self.settings["data_size"] and not self._warned:
+        self._gather(seen, parameters, before, scale)
+        if seen.examples > self.settings["data_size"] and not self._warned:
             self._warned = True
-            checks.warn_of_small_data(stats.examples, self.settings["data_size"])
+            checks.warn_of_small_data(seen.examples, self.settings["data_size"])
 
-    @contextmanager
-    def _sample(self, parameters: list[Tensor]) -> Iterator[Statistics]:
-        """The weights are a sample, in place; or, with slices, several that the operations choose from."""
-        slices, draw = self.settings["mc_slices"], self.counters["draws"]
-        subjects, reduction = self._subjects(parameters), self.settings["reduction"]
-        if slices > 1:
-            with watching(subjects, reduction, stacks=self._stacks(draw, slices)) as stats:
-                yield stats
-        else:
-            with (
-                self._keeper.in_place(parameters, lambda: self._draw(draw)),
-                watching(subjects, reduction) as stats,
-            ):
-                yield stats
-        self.counters["draws"] += slices
-
+    @final
     def _gather(
-        self, stats: Statistics, parameters: list[Tensor], before: list[Tensor | None], scale: float | None
+        self, seen: Seen, parameters: list[Tensor], before: list[Tensor | None], scale: float | None
     ) -> None:
         """`.grad` is the sum over the samples so far, so that clipping and unscaling find it where they look."""
+        if seen.examples:
+            checks.refuse_replaced(self._module_now(), parameters, self.names())
+            self._gathered.add(seen, parameters, scale)
         for p, grad in zip(parameters, before, strict=True):
             if grad is not None:
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
-        if stats.examples:
-            checks.refuse_replaced(self._module_now(), parameters, self.names())
-            self._gathered.add(stats, parameters, scale)
-
-    def supply(self, squares: Mapping[Tensor, Tensor], examples: int) -> None:
-        """Declares that `.grad` holds the gradient, and gives Σᵢ gᵢ² over `examples`; the next `step()` uses both.
-
-        The deterministic core, for gradients that were not taken in a block.
-        """
-        arguments.whole("examples", examples, 1)
-        for p, square in squares.items():
-            if square.shape != p.shape:
-                raise InvalidValue(
-                    f"squares of shape {tuple(square.shape)} for a parameter of shape {tuple(p.shape)}."
-                )
-        squares_by_id = {id(p): square.detach().clone() for p, square in squares.items()}
-        self._gathered = Gathered(1, examples, squares_by_id, 1 / examples, vectorized=True)
 
     # Steps
 
@@ -168,37 +140,22 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
             self._update_or_refuse(loss)
         return loss
 
-    def _run(self, closure: Callable[[], Tensor]) -> Tensor:
-        self._gathered = Gathered()
-        if self.settings["vectorized"]:
-            return self._run_vectorized(closure)
+    @final
+    def _run_in_turn(self, closure: Callable[[], Tensor]) -> Tensor:
+        """The closure at K samples, one after the other; the mean of its losses."""
+        self._gathered = self._nothing_gathered()
         losses = []
         for _ in range(self.settings["mc_samples"]):
-            with self._block(None) as stats:
-                losses.append(finish_closure(closure(), stats, self.settings["reduction"]))
+            with self._block(None) as seen:
+                losses.append(finish_closure(closure(), seen, self.settings["reduction"]))
         return mean_loss(losses)
 
-    def _run_vectorized(self, closure: Callable[[], Tensor]) -> Tensor:
-        """All K samples by one run of the closure under torch.vmap; K·M examples of one mean loss."""
-        self._refuse_inside("step")
-        parameters, samples = self._trainable(), self.settings["mc_samples"]
-        stacks = self._stacks(self.counters["draws"], samples)
-        for p in parameters:
-            p.grad = None
-        with watching(self._subjects(parameters), "mean", stacks=stacks) as stats:
-            losses = stacks.vectorised(closure)
-            loss = finish_closure(losses.flatten(), stats, "mean")
-        self.counters["draws"] += samples
-        self._gather(stats, parameters, [None] * len(parameters), None)
-        self._gathered.vectorized = True
-        return loss
-
     def _update_or_refuse(self, loss: Tensor | None) -> None:
-        gathered, self._gathered = self._gathered, Gathered()
+        gathered, self._gathered = self._gathered, self._nothing_gathered()
         scales = checks.loss_scales(self, gathered.scale)
         numbers = [p.grad for p in self._trainable() if p.grad is not None]
         numbers += [] if loss is None else [loss]
-        if all_finite([*numbers, *gathered.squares.values()]):
+        if all_finite([*numbers, *gathered.tensors()]):
             self._update(gathered, *scales)
             self.counters["step"] += 1
             self.counters["refused_in_a_row"] = 0
@@ -258,7 +215,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
 
     def _start_afresh(self) -> None:
         """Forgets the samples of the step under way."""
-        self._gathered = Gathered()
+        self._gathered = self._nothing_gathered()
         self._inside = None
         self._left = {}
         self._warned = False

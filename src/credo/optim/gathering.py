@@ -1,39 +1,78 @@
-"""What the samples since the last update have said: how many there were, and the sums of their squares."""
+"""What the samples since the last update have said: how many there were, and sums over them."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Protocol, final
 
 from torch import Tensor
 
 from credo.curvature.statistics import Statistics
 
 
-@dataclass
-class Gathered:
-    """Sums over the samples of one step; `squares` holds Σₖ Σᵢ rᵢ² by the parameter's id, times `_unit`."""
+class Seen(Protocol):
+    """What the backward passes of one block have said."""
 
-    samples: int = 0
-    examples: int = 0  # of all samples together
-    squares: dict[int, Tensor] = field(default_factory=dict)
-    unit: float = 1.0  # ĥ of one sample = unit · Σᵢ rᵢ²
-    scale: float | None = None  # what the losses were multiplied by, where it was declared
-    vectorized: bool = False  # all samples of the step at once, under a mean loss
+    @property
+    def examples(self) -> int:
+        """How many examples went back; 0 as long as there was no backward pass."""
 
-    def add(self, stats: Statistics, parameters: Iterable[Tensor], scale: float | None) -> None:
-        """Adds one sample. Its ĥ is the mean over its own examples, so samples count alike."""
-        unit = stats.factor / stats.examples
+
+class Gathered(ABC):
+    """Sums over the samples of one step."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.examples = 0  # of all samples together
+        self.scale: float | None = None  # what the losses were multiplied by, where it was declared
+        self.vectorized = False  # all samples of the step at once, under a mean loss
+
+    @final
+    def add(self, seen: Seen, parameters: Sequence[Tensor], scale: float | None) -> None:
+        """Adds one sample, whose own gradient is in `.grad`."""
+        self._add(seen, parameters)
+        self.samples += 1
+        self.examples += seen.examples
+        self.scale = scale
+
+    @abstractmethod
+    def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
+        """Adds what this method wants to know of one sample."""
+
+    @abstractmethod
+    def tensors(self) -> Iterable[Tensor]:
+        """Everything that must be finite."""
+
+
+@final
+class GatheredSquares(Gathered):
+    """`squares` holds Σₖ Σᵢ rᵢ² by the parameter's id; the ĥ of one sample is `unit` times its Σᵢ rᵢ²."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.squares: dict[int, Tensor] = {}
+        self.unit = 1.0
+
+    def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
+        """ĥ is the mean over a sample's own examples, so samples count alike."""
+        assert isinstance(seen, Statistics)
+        unit = seen.factor / seen.examples
         ratio = unit / self.unit if self.samples else 1.0
         self.unit = self.unit if self.samples else unit
         for parameter in parameters:
-            raw = stats.raw(parameter)
+            raw = seen.raw(parameter)
             if raw is not None:
                 self._add_one(id(parameter), raw if ratio == 1.0 else raw * ratio)
-        self.samples += 1
-        self.examples += stats.examples
-        self.scale = scale
 
     def _add_one(self, key: int, raw: Tensor) -> None:
         if key in self.squares:
             self.squares[key] += raw
         else:
             self.squares[key] = raw
+
+    def supply(self, squares: dict[int, Tensor], examples: int) -> None:
+        """Squares that were not taken in a block: one sample of `examples`."""
+        self.samples, self.examples, self.squares = 1, examples, squares
+        self.unit, self.vectorized = 1 / examples, True
+
+    def tensors(self) -> Iterable[Tensor]:
+        return self.squares.values()

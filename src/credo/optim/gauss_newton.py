@@ -14,7 +14,6 @@ Algorithm 1 is this at τ = 1; for other τ its precision tends to N·h/τ + τ�
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -24,37 +23,15 @@ from credo.curvature.contribution import widen
 from credo.errors import InvalidValue
 from credo.kernels import update
 from credo.optim import arguments
-from credo.optim.base import BayesianOptimizer
+from credo.optim.beliefs import Belief
 from credo.optim.diagnostics import GroupDiagnostics, diagnose
-from credo.optim.gathering import Gathered
+from credo.optim.gathering import Gathered, GatheredSquares
 from credo.optim.priors import take_prior
+from credo.optim.squares import SquaresOptimizer
 from credo.posterior import DiagonalPosterior, Posterior
 
 
-@dataclass(frozen=True)
-class Belief:
-    """One parameter with what is known of it, and the numbers of its group."""
-
-    name: str
-    parameter: Tensor
-    curvature: Tensor | None  # s; None before its first gradient
-    shrinkage: float | Tensor  # δ̃ = τδ/N
-    damping: float  # γ
-    tempering: float  # τ
-    data_size: float  # N
-    deterministic: bool
-
-    @property
-    def scale(self) -> float:
-        """τ/N, so that σ² = scale / (s + δ̃ + γ)."""
-        return self.tempering / self.data_size
-
-    def variance(self, damped: bool = True) -> Tensor:
-        s = torch.zeros_like(widen(self.parameter.detach())) if self.curvature is None else self.curvature
-        return self.scale / (s + self.shrinkage + (self.damping if damped else 0.0))
-
-
-class GaussNewton(BayesianOptimizer):
+class GaussNewton(SquaresOptimizer):
     """The state and the update; whether a block holds a sample or the mean is left to the method."""
 
     def __init__(
@@ -121,6 +98,7 @@ class GaussNewton(BayesianOptimizer):
 
     @final
     def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
+        assert isinstance(gathered, GatheredSquares)
         mean_loss = self.settings["reduction"] == "mean" or gathered.vectorized
         per_example = 1 if mean_loss else gathered.examples / gathered.samples
         gradient_unit = 1 / (gathered.samples * per_example * gradient_scale)

@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.curvature.statistics import Statistics
 from credo.errors import InvalidType, InvalidValue
+from credo.optim.gathering import Seen
 
 
-def finish_closure(returned: Any, stats: Statistics, reduction: str) -> Tensor:
+def finish_closure(returned: Any, seen: Seen, reduction: str) -> Tensor:
     """The loss as one detached number; runs the backward pass if the closure left it to the optimiser."""
     loss = _checked(returned)
-    if stats.examples:  # the closure has called backward
+    if seen.examples:  # the closure has called backward
         if loss.numel() != 1:
             raise InvalidValue(
                 f"the closure called backward and returned a loss of shape {tuple(loss.shape)}, not one number."
@@ -23,10 +23,10 @@ def finish_closure(returned: Any, stats: Statistics, reduction: str) -> Tensor:
             f"the closure did not call backward, and the loss of shape {tuple(loss.shape)} it returned has no graph. "
             "Return losses computed by the model inside the closure."
         )
-    return _backward(loss, stats, reduction)
+    return _backward(loss, seen, reduction)
 
 
-def _backward(loss: Tensor, stats: Statistics, reduction: str) -> Tensor:
+def _backward(loss: Tensor, seen: Seen, reduction: str) -> Tensor:
     """One loss an example, or their mean or sum, as the optimiser's `reduction` says."""
     if loss.dim() > 1:
         raise InvalidValue(
@@ -34,9 +34,9 @@ def _backward(loss: Tensor, stats: Statistics, reduction: str) -> Tensor:
         )
     total = loss if loss.dim() == 0 else loss.mean() if reduction == "mean" else loss.sum()
     total.backward()  # type: ignore[no-untyped-call]
-    if loss.dim() == 1 and stats.examples not in (0, len(loss)):
+    if loss.dim() == 1 and seen.examples not in (0, len(loss)):
         raise InvalidValue(
-            f"the closure returned {len(loss)} losses for a batch of {stats.examples} examples."
+            f"the closure returned {len(loss)} losses for a batch of {seen.examples} examples."
         )
     return total.detach()
 

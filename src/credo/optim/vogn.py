@@ -10,7 +10,8 @@ from torch import Tensor
 
 from credo.curvature.stacks import Stacks
 from credo.kernels import noise
-from credo.optim.gauss_newton import Belief, GaussNewton
+from credo.optim.beliefs import Belief
+from credo.optim.gauss_newton import GaussNewton
 from credo.posterior import Posterior
 
 
