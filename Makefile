@@ -5,8 +5,8 @@ INPUTS := pyproject.toml setup.py constraints.txt $(wildcard src/credo/kernels/b
 
 .PHONY: demo test check format bench clean
 
-demo: .venv/experiments.stamp     ## Adam and VOGN on handwritten digits, side by side
-	$(BIN)/python -m examples.digits
+demo: .venv/experiments.stamp     ## Adam, MC-dropout and VOGN on handwritten digits, side by side
+	$(BIN)/credo demo --out demo
 
 test: .venv/dev.stamp             ## every test
 	$(BIN)/python -m pytest
@@ -24,7 +24,7 @@ bench: .venv-bench/bench.stamp    ## time and memory beside Adam and the other l
 	.venv-bench/bin/python -m benchmarks.run
 
 clean:
-	rm -rf .venv .venv-bench build dist src/*.egg-info src/credo/kernels/*.so .*_cache .hypothesis
+	rm -rf .venv .venv-bench build dist demo src/*.egg-info src/credo/kernels/*.so .*_cache .hypothesis
 
 # One stamp per environment and extra; the kernels are rebuilt when their sources change. `core` is the package
 # alone. The peers have an environment of their own: one brings a torchvision that breaks lightning in the other.

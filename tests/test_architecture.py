@@ -21,8 +21,10 @@ ORDER = [
     {"predict"},
     {"metrics"},
     {"models", "data"},
+    {"continual"},
     {"experiments"},
     {"cli"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, group in enumerate(ORDER) for name in group}
 

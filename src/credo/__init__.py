@@ -1,27 +1,32 @@
 """credo: deep networks that know how sure they are, by changing the optimiser and nothing else."""
 
-from credo import errors, kernels, metrics
+from credo import continual, errors, kernels, metrics
 from credo.curvature.capture import capture, squared_gradients
 from credo.curvature.contribution import Contribution, Stacked
 from credo.curvature.operation import Operation
 from credo.curvature.rules import register_rule
 from credo.metrics import evaluate
-from credo.optim import OGN, VOGN, TemperingSchedule
+from credo.optim import IVON, OGN, VOGN, BayesByBackprop, TemperingSchedule
 from credo.posterior import DiagonalPosterior, Posterior, elbo, load_posterior
-from credo.predict import predict
+from credo.predict import DropoutPosterior, Ensemble, predict
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "IVON",
     "OGN",
     "VOGN",
+    "BayesByBackprop",
     "Contribution",
     "DiagonalPosterior",
+    "DropoutPosterior",
+    "Ensemble",
     "Operation",
     "Posterior",
     "Stacked",
     "TemperingSchedule",
     "capture",
+    "continual",
     "elbo",
     "errors",
     "evaluate",

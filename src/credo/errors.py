@@ -35,3 +35,7 @@ class IntegrityError(CredoError, OSError):
 
 class VersionError(CredoError, RuntimeError):
     """A file was written by a version that this one cannot read."""
+
+
+class FetchError(CredoError, ConnectionError):
+    """A server did not answer, or not with the file."""

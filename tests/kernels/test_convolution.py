@@ -163,7 +163,7 @@ def test_half_precision_is_summed_in_single(mode: str) -> None:
 def test_more_scratch_than_allowed(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large images are summed channels by channels, in less scratch memory than their copies would take."""
     monkeypatch.setattr("credo.kernels.convolution.LIMIT", 1 << 15)
-    monkeypatch.setattr("credo.kernels.convolution_twin.COLUMNS", 1 << 15)
+    monkeypatch.setattr("credo.kernels.unfolding.COLUMNS", 1 << 15)
     for case in (Case(2, 9, (20, 20), 7, (3, 3), 1, 1), Case(2, 9, (20, 20), 6, (3, 3), 1, 1, 1, 3)):
         check(case, *operands(case, torch.float64), mode)
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -34,6 +35,13 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     source = str(Path(credo.__file__).parents[1])
     variables = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+
+
+@pytest.fixture(autouse=True)
+def _environment_is_read_afresh() -> Iterator[None]:
+    native.environment.cache_clear()
+    yield
+    native.environment.cache_clear()
 
 
 def test_status_tells_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:

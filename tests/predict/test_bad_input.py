@@ -85,7 +85,7 @@ class Committee:
     def __init__(self, *members: nn.Module) -> None:
         self.members = members
 
-    def functions(self, model: nn.Module, samples: int, seed: int, read) -> Functions:  # type: ignore[no-untyped-def]
+    def functions(self, model: nn.Module, samples: int, seed: int, read, vectorise) -> Functions:  # type: ignore[no-untyped-def]
         def answers(batch: Batch) -> Iterator[tuple[Tensor, ...]]:
             for member in self.members:
                 yield tuple(t[None] for t in read(batch.call(member)))

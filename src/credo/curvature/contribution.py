@@ -16,6 +16,7 @@ from torch import Tensor
 CHUNK_BYTES = 8 * 2**20
 
 PerExample = Callable[[int, int], Tensor]
+Factors = tuple[Tensor, Tensor]  # of the inputs and of the output gradients, summed over examples
 
 
 class Contribution(ABC):
@@ -29,11 +30,18 @@ class Contribution(ABC):
 
     @abstractmethod
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        """Σᵢ rᵢ and Σᵢ rᵢ²."""
+        """Σᵢ rᵢ and Σᵢ rᵢ²; the second belongs to the caller from then on, who reuses its memory."""
 
     @abstractmethod
     def per_example(self, start: int, stop: int) -> Tensor:
         """rᵢ for start ≤ i < stop, stacked: (stop − start, *shape)."""
+
+    def factors(self, biased: bool, sharing: str) -> "Factors | None":
+        """Kronecker factors of Σᵢ vec(rᵢ)vec(rᵢ)ᵀ as `curvature.factors` defines them; None: there is no rule for them.
+
+        `biased`: a 1 is appended to each input, for the bias that is added to this product.
+        """
+        return None
 
 
 class Stacked(Contribution):

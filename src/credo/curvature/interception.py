@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._pytree import tree_map_only
 
+from credo.curvature.arrangement import Arrangement
 from credo.curvature.audit import audit
 from credo.curvature.engine import ENGINE_CALLS, read_engine_call
 from credo.curvature.inspections import INSPECTIONS
@@ -23,7 +24,6 @@ from credo.curvature.ledger import BackwardPass, Ledger, Use
 from credo.curvature.operation import Operation, examples_second
 from credo.curvature.provenance import SELECTIONS, Provenance, Source, tensors_in
 from credo.curvature.rules import Generic, rule_for
-from credo.curvature.stacks import Stacks
 from credo.curvature.subjects import Subjects
 from credo.curvature.unlock import can_unlock, unlocked
 from credo.curvature.watched import Watched
@@ -36,7 +36,7 @@ _INTEGERS = {torch.int32, torch.int64}
 class Interception(TorchFunctionMode):
     """One block's eyes; `ledger` is what they saw."""
 
-    def __init__(self, subjects: Subjects, declared: int | None, stacks: Stacks | None = None):
+    def __init__(self, subjects: Subjects, declared: int | None, stacks: Arrangement | None = None):
         super().__init__()
         self._stacks = stacks
         watched = {id(p): p for p in subjects.parameters}
@@ -48,18 +48,24 @@ class Interception(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in INSPECTIONS:
-            return func(*args, **kwargs)
+        known = self._provenance
+        if not (known.touches(args) or (kwargs and known.touches(kwargs.values()))):
+            return self._pass(func, args, kwargs)
         if func in ENGINE_CALLS:
             return self._run_engine(func, args, kwargs)
-        if not torch.is_grad_enabled():
+        if func in INSPECTIONS or not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        known = self._provenance
-        if known.touches(args) or (kwargs and known.touches(kwargs.values())):
-            return self._replace(func, args, kwargs)
+        return self._replace(func, args, kwargs)
+
+    def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A call without a parameter, as it is; what it makes of constants alone is a constant."""
+        if func in ENGINE_CALLS:
+            return self._run_engine(func, args, kwargs)
         result = func(*args, **kwargs)
-        if isinstance(result, Tensor) and (_is_positions(func, result) or known.constant(args)):
-            known.add_constant(result)
+        known = self._provenance
+        if (known.constants or func is torch.arange) and func not in INSPECTIONS and torch.is_grad_enabled():
+            if isinstance(result, Tensor) and (_is_positions(func, result) or known.constant(args)):
+                known.add_constant(result)
         return result
 
     def _replace(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -79,12 +85,10 @@ class Interception(TorchFunctionMode):
 
     def _replace_by(self, operation: Operation, func: Any, args: Any, kwargs: Any) -> Any:
         """By an operation with a rule, if parameters stand where the rule expects them."""
-        known = self._provenance
-        sources = tuple(known.source(tensor) for tensor in operation.tensors)
-        shared = all(tensor is None or known.knows(tensor) for tensor in operation.tensors)
-        if shared or operation.has_no_examples(known):
+        known, places = self._provenance, operation.parameter_slots
+        sources = tuple(map(known.source, operation.tensors))
+        if known.knows_all(operation.tensors) or operation.has_no_examples(known):
             return self._derive(func, args, kwargs)
-        places = operation.parameter_slots
         if any(source is not None and k not in places for k, source in enumerate(sources)):
             return self._replace_row_by_row(func, args, kwargs)
         if self._examples_second and operation.name != "linear":

@@ -1,5 +1,6 @@
 """Keeps the squares: what each use contributes, what must wait for other uses, and for how many examples."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,6 +10,7 @@ from credo.curvature.contribution import Contribution, chunked_squares, widen
 from credo.curvature.operation import Operation
 from credo.curvature.provenance import Source
 from credo.errors import CallOrderError, UnsupportedOperation
+from credo.kernels.scratch import give_back
 
 
 @dataclass(eq=False, slots=True)
@@ -31,6 +33,12 @@ class BackwardPass:
     deferred: dict[int, list[tuple[Source, Contribution]]] = field(default_factory=dict)
     squared: set[int] = field(default_factory=set)
 
+    def wanted_of(self, source: Source | None) -> Sequence[Tensor]:
+        """The roots of a source whose gradient was asked for."""
+        if source is None or (source.is_parameter and id(source.tensor) in self.wanted):
+            return () if source is None else source.roots
+        return [root for root in source.roots if id(root) in self.wanted]
+
     def join(self, outer: "BackwardPass") -> None:
         """Becomes part of the pass in which it runs: nothing is squared before that one ends."""
         self.examples = outer.examples or self.examples
@@ -50,15 +58,18 @@ class Ledger:
         self.closed = False
         self.current: BackwardPass | None = None
 
+    def __del__(self) -> None:
+        give_back(self.squares.values())  # for the next block; nobody else has ever held them
+
     def receive(self, source: Source | None, contribution: Contribution) -> Tensor:
         """Notes one use of a source and returns its ordinary gradient Σᵢ rᵢ."""
         current = self.require_pass()
-        wanted = [] if source is None else [root for root in source.roots if id(root) in current.wanted]
+        wanted = current.wanted_of(source)
         if source is None or not wanted:
             return contribution.total()
         if source.selects and id(wanted[0]) in current.single:
             total, squares = contribution.total_and_squares()
-            self._add_once(wanted[0], source.pull_one(squares, wanted[0]))
+            self._add_once(wanted[0], squares if source.is_parameter else source.pull_one(squares, wanted[0]))
             return total
         for root in wanted:
             self._defer(root, source, contribution)

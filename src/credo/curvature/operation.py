@@ -30,6 +30,7 @@ class Operation(ABC):
     name: str
     lead: int  # how many rows the operation sees where the examples are counted; −1: none
     merged_from: int | None = None  # how many there were before a view merged them with another dimension
+    layer: tuple[int, int] | None = None  # slots of a weight with Kronecker factors, and of its bias
     axis: int = 0  # where the examples are: 1 inside attention, whose rows are (T, M, d) or (T·M, d)
 
     @abstractmethod

@@ -38,10 +38,7 @@ class Source:
         self.tensor = tensor  # for a derived tensor, the one with the private graph
         self.roots = roots
         self.selects = selects  # made from one parameter by selections only
-
-    @property
-    def is_parameter(self) -> bool:
-        return self.tensor is self.roots[0]
+        self.is_parameter = tensor is roots[0]
 
     def pull(self, shares: Tensor, root: Tensor) -> Tensor:
         """Gradients (m, *shape) with respect to this tensor, as gradients (m, *root.shape) of a root."""
@@ -92,17 +89,14 @@ class Provenance:
 
     def __init__(self, watched: Iterable[Tensor], constants: Iterable[Tensor]):
         self.sources: dict[int, Source] = {id(p): Source(p, (p,), True) for p in watched}
-        self._constants: dict[int, Any] = {id(c): c for c in constants}
+        self.constants: dict[int, Any] = {id(c): c for c in constants}
         self._alive: dict[int, Any] = {}
 
     def touches(self, values: Iterable[Any]) -> bool:
         """Whether a parameter, or what was derived from one, is among the arguments."""
         sources = self.sources
         for value in values:
-            if isinstance(value, Tensor):
-                if id(value) in sources:
-                    return True
-            elif isinstance(value, (list, tuple)) and self.touches(value):
+            if id(value) in sources or (isinstance(value, (list, tuple)) and self.touches(value)):
                 return True
         return False
 
@@ -111,16 +105,20 @@ class Provenance:
 
     def knows(self, tensor: Tensor) -> bool:
         """Whether no example has touched this tensor."""
-        return id(tensor) in self.sources or id(tensor) in self._constants
+        return id(tensor) in self.sources or id(tensor) in self.constants
+
+    def knows_all(self, tensors: Iterable[Tensor | None]) -> bool:
+        """Whether no example is in any of them."""
+        return all(tensor is None or self.knows(tensor) for tensor in tensors)
 
     def constant(self, values: Iterable[Any]) -> bool:
         """Whether there are tensors among the arguments, and all of them are constant."""
         found = list(tensors_in(values))
-        return bool(found) and all(id(tensor) in self._constants for tensor in found)
+        return bool(found) and all(id(tensor) in self.constants for tensor in found)
 
     def add_constant(self, tensor: Tensor) -> None:
-        self._constants[id(tensor)] = tensor
-        self._forget_with(tensor, self._constants, weakly=True)
+        self.constants[id(tensor)] = tensor
+        self._forget_with(tensor, self.constants, weakly=True)
 
     def derive(self, result: Tensor, parents: list[Source], selects: bool) -> Tensor:
         """Hands out a derived tensor in place of `result`, whose graph stays private."""

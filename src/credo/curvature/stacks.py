@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.curvature.arrangement import Watch
 from credo.curvature.operation import Operation
 from credo.curvature.provenance import Source
 from credo.curvature.rules import Generic, Sliced
@@ -18,8 +19,6 @@ from credo.curvature.rules.linear import Linear
 from credo.curvature.rules.normalisation import BatchNorm
 from credo.curvature.rules.shared_input import SharedInputLinear
 from credo.errors import CallOrderError, UnsupportedOperation
-
-Watch = Callable[[Operation, tuple[Source | None, ...]], Any]
 
 
 class Stacks:

@@ -1,5 +1,6 @@
 """Whom a block watches: parameters, their names, and what else in the module is constant."""
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -66,8 +67,12 @@ def refuse_opaque(module: torch.nn.Module) -> None:
 
 
 def _refuse_opaque(prefix: str, part: torch.nn.Module) -> None:
-    if isinstance(part, (torch.jit.ScriptModule, torch._dynamo.eval_frame.OptimizedModule)):
-        kind = "scripted" if isinstance(part, torch.jit.ScriptModule) else "compiled"
+    dynamo = sys.modules.get(
+        "torch._dynamo.eval_frame"
+    )  # importing it takes seconds; without it nothing is compiled
+    compiled = dynamo is not None and isinstance(part, dynamo.OptimizedModule)
+    if compiled or isinstance(part, torch.jit.ScriptModule):
+        kind = "compiled" if compiled else "scripted"
         raise UnsupportedOperation(
             f"module {prefix.rstrip('.') or type(part).__name__!r} is {kind}, so its operations cannot be watched. "
             "Pass and call the plain module (of a compiled one: module._orig_mod)."

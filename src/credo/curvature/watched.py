@@ -10,6 +10,8 @@ from credo.curvature.contribution import Contribution
 from credo.curvature.ledger import Use
 from credo.curvature.operation import Outputs
 
+_NOTHING = nullcontext()
+
 
 class Watched(torch.autograd.Function):
     """Runs the operation as torch does; its backward gives Σᵢ rᵢ as the gradient and notes Σᵢ rᵢ².
@@ -44,5 +46,5 @@ class Watched(torch.autograd.Function):
 
 def _no_autocast(tensors: tuple[Tensor, ...]) -> AbstractContextManager[Any]:
     """The backward pass runs in the dtypes that the forward chose."""
-    device = next(tensor.device.type for tensor in tensors if tensor is not None)
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    device = next(tensor for tensor in tensors if tensor is not None).device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _NOTHING

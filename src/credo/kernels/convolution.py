@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from credo.kernels import native
-from credo.kernels.convolution_twin import Geometry, empty_sums, weight_sums_twin
+from credo.kernels.convolution_twin import empty_sums, weight_sums_twin
 from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.linear import row_sums
-from credo.kernels.scratch import LIMIT, scratch
+from credo.kernels.scratch import LIMIT, lend, scratch
+from credo.kernels.unfolding import Geometry
 
 __all__ = ["Geometry", "weight_sums", "weight_sums_twin"]
 
@@ -85,7 +86,7 @@ def weight_sums_native(kernel: native.Kernel, x: Tensor, g: Tensor, at: Geometry
         dim = 0 if at.groups > 1 else 1
         return torch.cat((first[0], second[0]), dim), torch.cat((first[1], second[1]), dim)
     workspace = scratch("convolution", (-(-needed // x.element_size()),), x)
-    total, squares = x.new_empty(shape), x.new_empty(shape)
+    total, squares = x.new_empty(shape), lend(shape, x)
     kernel(geometry, *map(native.pointer, (x, g, total, squares, workspace)), threads)
     return total, squares
 

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from credo.kernels import native
 from credo.kernels.layout import widened
-from credo.kernels.scratch import scratch
+from credo.kernels.scratch import lend, scratch, workspace
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
 FUSED = 3 << 20  # multiplications: beyond, the library's matrix products are faster
+_NAMES = {torch.float32: "row_sums_f32", torch.float64: "row_sums_f64"}
+_workspaces: dict[tuple[int, ...], int] = {}  # how much scratch a kernel needs for given sizes
 
 
 def row_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,38 +28,43 @@ def row_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 def layer_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`row_sums`, and those of the bias: Σᵢgᵢ and Σᵢgᵢ², both (O)."""
-    x, g = widened(x, g)
-    if x.device.type == "cpu" and 0 < x.numel() * g.shape[1] < FUSED:
-        kernel = native.kernel(f"row_sums_{native.suffix(x.dtype)}")
+    if x.dtype is not torch.float32 or g.dtype is not torch.float32:
+        x, g = widened(x, g)
+    if x.is_cpu and 0 < x.numel() * g.shape[1] < FUSED:
+        kernel = native.kernel(_NAMES[x.dtype])
         if kernel is not None:
             return _fused(kernel, x.contiguous(), g.contiguous())
-    return *_products(x, g), g.sum(0), g.square().sum(0)
+    return _products(x, g)
 
 
 def _fused(kernel: native.Kernel, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The C++ kernel, which reads x and g once for all four sums."""
-    (examples, inputs), outputs = x.shape, g.shape[1]
-    sums = [g.new_empty(outputs, inputs) for _ in range(2)] + [g.new_empty(outputs) for _ in range(2)]
-    at = [t.data_ptr() for t in (x, g, *sums)]
-    sizes, threads = native.integers(examples, inputs, outputs), ctypes.c_int64(torch.get_num_threads())
-    size = kernel((ctypes.c_void_p * 7)(*at, None), sizes, threads) // x.element_size()
-    memory = scratch("row sums", (size,), x)
-    kernel((ctypes.c_void_p * 7)(*at, memory.data_ptr()), sizes, threads)
-    total, squares, bias_total, bias_squares = sums
+    (examples, inputs), outputs, threads = x.shape, g.shape[1], torch.get_num_threads()
+    total, squares = g.new_empty(outputs, inputs), lend((outputs, inputs), g)
+    bias_total, bias_squares = g.new_empty(outputs), lend((outputs,), g)
+    sizes = (ctypes.c_int64 * 3)(examples, inputs, outputs)
+    key = (id(kernel), examples, inputs, outputs, threads)
+    if key not in _workspaces:  # without memory the kernel only says how much of it it needs
+        _workspaces[key] = kernel((ctypes.c_void_p * 7)(), sizes, ctypes.c_int64(threads)) // x.element_size()
+    at = [t.data_ptr() for t in (x, g, total, squares, bias_total, bias_squares)]
+    memory = workspace("row sums", _workspaces[key], x)
+    kernel((ctypes.c_void_p * 7)(*at, memory), sizes, ctypes.c_int64(threads))
     return total, squares, bias_total, bias_squares
 
 
-def _products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+def _products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """By two matrix products, with the squares in scratch memory, a few MB at a time."""
-    total, squares = torch.mm(g.T, x), None
+    squares, bias_squares = lend((g.shape[1], x.shape[1]), g), lend((g.shape[1],), g)
     step = max(1, SQUARED // max(1, (x.shape[1] + g.shape[1]) * x.element_size()))
     for i in range(0, max(1, len(x)), step):
         squared_g, squared_x = squared(g[i : i + step], "g"), squared(x[i : i + step], "x")
-        squares = (
-            torch.mm(squared_g.T, squared_x) if squares is None else squares.addmm_(squared_g.T, squared_x)
-        )
-    assert squares is not None
-    return total, squares
+        if i == 0:
+            torch.mm(squared_g.T, squared_x, out=squares)
+            torch.sum(squared_g, 0, out=bias_squares)
+        else:
+            squares.addmm_(squared_g.T, squared_x)
+            bias_squares += squared_g.sum(0)
+    return torch.mm(g.T, x), squares, g.sum(0), bias_squares
 
 
 def squared(t: Tensor, name: str) -> Tensor:

@@ -70,22 +70,29 @@ def forced(chosen: str) -> Iterator[None]:
 
 def kernel(name: str) -> Kernel | None:
     """The C function `name` for the chosen instruction set, or None where the twin is to run."""
-    if choice()[0] == "off":
+    chosen = choice()[0]
+    if chosen == "off":
         return None
     library, failure = load()
     if library is None:
         warn_once(failure)
         return None
-    return symbol(name, instruction_set())
+    return symbol(name, best() if chosen == "auto" else instruction_set())
 
 
 def choice() -> tuple[str, str]:
     """What was asked for ("auto" when nothing was), and by whom."""
     if (chosen := _forced.get()) is not None:
         return chosen, "credo.kernels.forced"
-    if chosen := os.environ.get("CREDO_KERNELS", ""):
+    if chosen := environment():
         return validated(chosen, "CREDO_KERNELS"), "CREDO_KERNELS"
     return "auto", "what the processor supports"
+
+
+@cache
+def environment() -> str:
+    """The variable, read once: it is asked for at every operation."""
+    return os.environ.get("CREDO_KERNELS", "")
 
 
 def validated(chosen: str, source: str) -> str:
@@ -107,10 +114,15 @@ def instruction_set() -> str:
     """The one to run: what was asked for, else the best there is."""
     chosen, asked_by = choice()
     if chosen == "auto":
-        return available()[-1]
+        return best()
     if chosen not in available():
         raise InvalidValue(f"{asked_by} is {chosen!r}; this machine can run: off, {', '.join(available())}.")
     return chosen
+
+
+@cache
+def best() -> str:
+    return available()[-1]
 
 
 @cache

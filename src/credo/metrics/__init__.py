@@ -12,6 +12,12 @@ from credo.metrics.calibration import (
     classwise_ece,
     ece,
 )
+from credo.metrics.continual import (
+    average_accuracies,
+    average_accuracy,
+    backward_transfer,
+    forgetting,
+)
 from credo.metrics.evaluate import evaluate
 from credo.metrics.ood import fpr_at_tpr, ood_auroc
 from credo.metrics.ranking import RiskCoverage, aurc, auroc, risk_coverage
@@ -34,6 +40,10 @@ __all__ = [
     "RiskCoverage",
     "ood_auroc",
     "fpr_at_tpr",
+    "average_accuracy",
+    "average_accuracies",
+    "backward_transfer",
+    "forgetting",
     "RunningScores",
     "evaluate",
 ]

@@ -18,13 +18,14 @@ Stem = Literal["imagenet", "cifar"]
 class BasicBlock(nn.Module):
     """relu(bn(conv(relu(bn(conv(x))))) + shortcut(x)), dropout between every conv and its bn."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, dropout: float, batch_norm: bool) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample = shortcut(inputs, outputs, stride, dropout)
+        bias = not batch_norm
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=bias)
+        self.bn1 = normalisation(outputs, batch_norm)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=bias)
+        self.bn2 = normalisation(outputs, batch_norm)
+        self.downsample = shortcut(inputs, outputs, stride, dropout, batch_norm)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,7 +39,8 @@ class ResNet18(nn.Module):
 
     `stem="imagenet"`: 7×7 stride 2 and a max-pool, 11,181,642 parameters for 10 classes, also on 32×32 images
     in the paper. `stem="cifar"`: 3×3 stride 1 and no pool, today's choice for 32×32 images:
-    slower, more accurate. `width=16` is a size two CPU cores can train.
+    slower, more accurate. `width=16` is a size two CPU cores can train. `batch_norm=False` leaves BatchNorm out
+    and gives the convolutions biases, to see what it is worth.
     """
 
     def __init__(
@@ -49,16 +51,17 @@ class ResNet18(nn.Module):
         width: int = 64,
         in_channels: int = 3,
         dropout: float = 0.0,
+        batch_norm: bool = True,
     ) -> None:
         super().__init__()
         width, dropout = positive_int("width", width), dropout_rate(dropout)
         self.stem: Stem = stem
-        self.conv1 = stem_convolution(stem, positive_int("in_channels", in_channels), width)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.layer1 = stage(width, width, 1, dropout)
-        self.layer2 = stage(width, 2 * width, 2, dropout)
-        self.layer3 = stage(2 * width, 4 * width, 2, dropout)
-        self.layer4 = stage(4 * width, 8 * width, 2, dropout)
+        self.conv1 = stem_convolution(stem, positive_int("in_channels", in_channels), width, not batch_norm)
+        self.bn1 = normalisation(width, batch_norm)
+        self.layer1 = stage(width, width, 1, dropout, batch_norm)
+        self.layer2 = stage(width, 2 * width, 2, dropout, batch_norm)
+        self.layer3 = stage(2 * width, 4 * width, 2, dropout, batch_norm)
+        self.layer4 = stage(4 * width, 8 * width, 2, dropout, batch_norm)
         self.fc = nn.Linear(8 * width, positive_int("num_classes", num_classes))
         self.dropout = nn.Dropout(dropout)
 
@@ -72,26 +75,31 @@ class ResNet18(nn.Module):
         return logits
 
 
-def stem_convolution(stem: Stem, inputs: int, width: int) -> nn.Conv2d:
+def stem_convolution(stem: Stem, inputs: int, width: int, bias: bool) -> nn.Conv2d:
     if stem == "imagenet":
-        return nn.Conv2d(inputs, width, 7, stride=2, padding=3, bias=False)
+        return nn.Conv2d(inputs, width, 7, stride=2, padding=3, bias=bias)
     if stem == "cifar":
-        return nn.Conv2d(inputs, width, 3, padding=1, bias=False)
+        return nn.Conv2d(inputs, width, 3, padding=1, bias=bias)
     raise InvalidValue(f"stem={stem!r} is unknown; give 'imagenet' (7×7, stride 2, pool) or 'cifar' (3×3)")
 
 
-def stage(inputs: int, outputs: int, stride: int, dropout: float) -> nn.Sequential:
+def normalisation(channels: int, batch_norm: bool) -> nn.Module:
+    return nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
+
+
+def stage(inputs: int, outputs: int, stride: int, dropout: float, batch_norm: bool) -> nn.Sequential:
     return nn.Sequential(
-        BasicBlock(inputs, outputs, stride, dropout), BasicBlock(outputs, outputs, 1, dropout)
+        BasicBlock(inputs, outputs, stride, dropout, batch_norm),
+        BasicBlock(outputs, outputs, 1, dropout, batch_norm),
     )
 
 
-def shortcut(inputs: int, outputs: int, stride: int, dropout: float) -> nn.Module:
+def shortcut(inputs: int, outputs: int, stride: int, dropout: float, batch_norm: bool) -> nn.Module:
     if stride == 1 and inputs == outputs:
         return nn.Identity()
-    conv = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+    conv = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=not batch_norm)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["0"] = conv
     layers["dropout"] = nn.Dropout(dropout)  # a name, so that conv and bn keep torchvision's numbers
-    layers["1"] = nn.BatchNorm2d(outputs)
+    layers["1"] = normalisation(outputs, batch_norm)
     return nn.Sequential(layers)

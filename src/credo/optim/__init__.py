@@ -1,9 +1,19 @@
 """Optimisers that leave a posterior: same constructor style, same `sampled`, `step` and `posterior`."""
 
 from credo.optim.base import BayesianOptimizer
+from credo.optim.bayes_by_backprop import BayesByBackprop
 from credo.optim.diagnostics import GroupDiagnostics
+from credo.optim.ivon import IVON
 from credo.optim.ogn import OGN
 from credo.optim.schedules import TemperingSchedule
 from credo.optim.vogn import VOGN
 
-__all__ = ["OGN", "VOGN", "BayesianOptimizer", "GroupDiagnostics", "TemperingSchedule"]
+__all__ = [
+    "IVON",
+    "OGN",
+    "VOGN",
+    "BayesByBackprop",
+    "BayesianOptimizer",
+    "GroupDiagnostics",
+    "TemperingSchedule",
+]

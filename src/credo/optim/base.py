@@ -37,6 +37,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     _inside: int | None  # the thread that is inside a block
     _left: checks.Left  # what the last step left in .grad
     _warned: bool
+    _kept: tuple[str, ...] = ()  # further attributes that copies have too
 
     def __init__(self, params: Any, defaults: dict[str, Any], settings: dict[str, Any]):
         self.settings = settings
@@ -189,7 +190,8 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("copy")
-        return {**super().__getstate__(), "settings": dict(self.settings), "counters": dict(self.counters)}
+        own = {"settings": dict(self.settings), "counters": dict(self.counters)}
+        return {**super().__getstate__(), **own, **{name: getattr(self, name) for name in self._kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 from credo.errors import InvalidValue, VersionError
 
 VERSION = 1
+# What is kept beside a layer's weight and has a shape of its own.
+FACTORS = ("input_factor", "output_factor", "input_root", "output_root", "input_eigenvalues", "output_eigenvalues")
 _DRIFT = ("data_size", "augmentation", "mc_samples", "reduction", "seed")
 
 
@@ -32,6 +34,9 @@ def check_state(
         )
     if own["method"] != method:
         raise InvalidValue(f"the state dict was saved by {own['method']}, this optimiser is {method}.")
+    inner = own["settings"].get("inner"), settings.get("inner")
+    if inner[0] != inner[1]:
+        raise InvalidValue(f"the state dict is of the inner optimiser {inner[0]}, here it is {inner[1]}.")
     _check_shapes(optimizer, saved)
     drift = [
         f"{k}: saved {own['settings'][k]!r}, here {settings[k]!r}"
@@ -50,7 +55,7 @@ def _check_shapes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         names = group.get("param_names", other["params"])
         for name, p, key in zip(names, group["params"], other["params"], strict=False):
             for kind, value in saved["state"].get(key, {}).items():
-                if isinstance(value, Tensor) and value.shape != p.shape:
+                if isinstance(value, Tensor) and value.dim() and kind not in FACTORS and value.shape != p.shape:
                     raise InvalidValue(
                         f"{kind} of parameter {name!r} was saved with shape {tuple(value.shape)}; here the parameter "
                         f"has shape {tuple(p.shape)}. The state dict belongs to another model."

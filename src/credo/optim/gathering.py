@@ -51,10 +51,12 @@ class GatheredSquares(Gathered):
         super().__init__()
         self.squares: dict[int, Tensor] = {}
         self.unit = 1.0
+        self._seen: list[Seen] = []  # whose memory the squares are in
 
     def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
         """ĥ is the mean over a sample's own examples, so samples count alike."""
         assert isinstance(seen, Statistics)
+        self._seen.append(seen)
         unit = seen.factor / seen.examples
         ratio = unit / self.unit if self.samples else 1.0
         self.unit = self.unit if self.samples else unit

@@ -51,6 +51,7 @@ class GaussNewton(SquaresOptimizer):
         vectorized: bool,
         augmentation: float,
         initial_curvature: float | None,
+        initial_precision: float | None,
         reduction: str,
         seed: int,
     ):
@@ -70,13 +71,13 @@ class GaussNewton(SquaresOptimizer):
             "mc_slices": arguments.whole("mc_slices", mc_slices, 1),
             "vectorized": bool(vectorized),
             "initial_curvature": initial_curvature,  # s₀
+            "initial_precision": initial_precision,  # P
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
         }
         if vectorized and mc_slices > 1:
             raise InvalidValue(f"vectorized=True and mc_slices={mc_slices} exclude each other. Choose one.")
-        if initial_curvature is not None:
-            arguments.number("initial_curvature", initial_curvature, 0, math.inf, open_low=True)
+        _check_start(initial_curvature, initial_precision)
         super().__init__(params, defaults, settings)
         if prior is not None:
             take_prior(self, prior)
@@ -90,7 +91,10 @@ class GaussNewton(SquaresOptimizer):
         arguments.number("damping", group["damping"], 0, math.inf)
         arguments.number("tempering", group["tempering"], 0, 1, open_low=True)
         without_prior = group["deterministic"] or group["prior_precision"] == 0
-        if without_prior and group["damping"] == 0 and self.settings["initial_curvature"] is None:
+        first_squares = (
+            self.settings["initial_curvature"] is None and self.settings["initial_precision"] is None
+        )
+        if without_prior and group["damping"] == 0 and first_squares:
             raise InvalidValue(
                 "zero precision: damping=0 with prior_precision=0 (normalisation layers have no prior) leaves nothing "
                 "where the squared gradients are zero: an improper posterior. Give damping > 0."
@@ -117,7 +121,7 @@ class GaussNewton(SquaresOptimizer):
         gradient_unit: float,
         squares_unit: float,
     ) -> None:
-        states = [self._state(p, square, squares_unit) for p, square in zip(parameters, squares, strict=True)]
+        states = [self._state(group, p, q, squares_unit) for p, q in zip(parameters, squares, strict=True)]
         priors = [self._shrinkage(group, p) for p in parameters]
         numbers = update.Settings(
             float(group["lr"]),
@@ -138,9 +142,9 @@ class GaussNewton(SquaresOptimizer):
             numbers,
         )
 
-    def _state(self, p: Tensor, squares: Tensor, unit: float) -> dict[str, Tensor]:
-        """State for a parameter at its first gradient: m₀ = 0, s₀ the first squares or the given number."""
-        state = self._moved_state(p)
+    def _state(self, group: dict[str, Any], p: Tensor, squares: Tensor, unit: float) -> dict[str, Tensor]:
+        """State for a parameter at its first gradient: m₀ = 0, s₀ the first squares or as given."""
+        state = self._moved_state(group, p)
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(widen(p.detach()))
         if "curvature" not in state:
@@ -148,16 +152,27 @@ class GaussNewton(SquaresOptimizer):
         return state
 
     @final
-    def _moved_state(self, p: Tensor) -> dict[str, Tensor]:
-        """The state of a parameter, on the parameter's device; with a given s₀ the curvature is there at once."""
+    def _moved_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        """The state of a parameter, on the parameter's device; with a given start the curvature is there at once."""
         state: dict[str, Tensor] = self.state[p]
         for key, value in state.items():
             if value.device != p.device:
                 state[key] = value.to(p.device)
-        s0 = self.settings["initial_curvature"]
-        if s0 is not None and "curvature" not in state:
-            state["curvature"] = torch.full_like(widen(p.detach()), s0)
+        if "curvature" not in state and (start := self._start(group, p)) is not None:
+            state["curvature"] = torch.zeros_like(widen(p.detach())) + start
         return state
+
+    def _start(self, group: dict[str, Any], p: Tensor) -> float | Tensor | None:
+        """s₀ where it is given; from a precision P it is max(0, τP/N − δ̃), so that the total is max(P, the prior's).
+
+        Squares are never negative: below the prior's precision P would ask for that, and for steps of more than
+        α(μ − μ₀) towards the prior, which diverge.
+        """
+        precision = self.settings["initial_precision"]
+        if precision is None:
+            return self.settings["initial_curvature"]  # type: ignore[no-any-return]
+        missing = group["tempering"] * precision / self.data_size - self._shrinkage(group, p)
+        return missing.clamp(min=0.0) if isinstance(missing, Tensor) else max(missing, 0.0)
 
     def _shrinkage(self, group: dict[str, Any], p: Tensor) -> float | Tensor:
         """δ̃ = τδ/N, a number or, under a posterior as prior, one a weight; none for normalisation layers."""
@@ -177,7 +192,7 @@ class GaussNewton(SquaresOptimizer):
                     yield Belief(
                         names[id(p)],
                         p,
-                        self._moved_state(p).get("curvature"),
+                        self._moved_state(group, p).get("curvature"),
                         self._shrinkage(group, p),
                         group["damping"],
                         group["tempering"],
@@ -216,3 +231,14 @@ class GaussNewton(SquaresOptimizer):
     def diagnostics(self) -> list[GroupDiagnostics]:
         """Per group: signal to noise, the shares of s, δ̃ and γ in the precision, the step size, refused steps."""
         return [diagnose(self, group) for group in self.param_groups]
+
+
+def _check_start(curvature: float | None, precision: float | None) -> None:
+    if curvature is not None:
+        arguments.number("initial_curvature", curvature, 0, math.inf, open_low=True)
+    if precision is not None:
+        arguments.number("initial_precision", precision, 0, math.inf, open_low=True)
+    if curvature is not None and precision is not None:
+        raise InvalidValue(
+            f"initial_curvature={curvature} and initial_precision={precision} exclude each other. Choose one."
+        )

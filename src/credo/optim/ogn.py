@@ -31,6 +31,7 @@ class OGN(GaussNewton):
         tempering: float = 1.0,  # τ
         augmentation: float = 1.0,  # ρ
         initial_curvature: float | None = None,  # s₀
+        initial_precision: float | None = None,
         reduction: str = "mean",
         seed: int = 0,
     ):
@@ -49,6 +50,7 @@ class OGN(GaussNewton):
             vectorized=False,
             augmentation=augmentation,
             initial_curvature=initial_curvature,
+            initial_precision=initial_precision,
             reduction=reduction,
             seed=seed,
         )

@@ -35,6 +35,8 @@ class VOGN(GaussNewton):
         together, from a closure that returns losses without calling backward; numbers are the same.
     mc_slices: cuts the minibatch into slices, each with a weight sample of its own (the paper's scheme).
     initial_curvature: s₀. None takes the squares of the first minibatch; the first step is then at the mean.
+    initial_precision: instead of s₀, where 1/σ² starts; where the prior is sharper, it starts there. Its excess over
+        the prior fades as (1 − β₂)ᵗ, and what is left of it at the end counts as if the data had said it.
     reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
     """
 
@@ -55,6 +57,7 @@ class VOGN(GaussNewton):
         vectorized: bool = False,
         augmentation: float = 1.0,  # ρ
         initial_curvature: float | None = None,  # s₀
+        initial_precision: float | None = None,
         reduction: str = "mean",
         seed: int = 0,
     ):
@@ -73,6 +76,7 @@ class VOGN(GaussNewton):
             vectorized=vectorized,
             augmentation=augmentation,
             initial_curvature=initial_curvature,
+            initial_precision=initial_precision,
             reduction=reduction,
             seed=seed,
         )

@@ -4,13 +4,19 @@ from credo.posterior.base import Posterior, Prior, Weights
 from credo.posterior.diagonal import DiagonalPosterior
 from credo.posterior.elbo import Elbo, elbo
 from credo.posterior.files import load_posterior
+from credo.posterior.kronecker import KroneckerPosterior
+from credo.posterior.layers import Layer
+from credo.posterior.matrix_normal import Root
 from credo.posterior.registry import register_kind
 
 __all__ = [
     "DiagonalPosterior",
     "Elbo",
+    "KroneckerPosterior",
+    "Layer",
     "Posterior",
     "Prior",
+    "Root",
     "Weights",
     "elbo",
     "load_posterior",

@@ -1,8 +1,19 @@
 """Prediction: a posterior draws functions, their answers are averaged."""
 
+from credo.predict.dropout import DropoutPosterior
+from credo.predict.ensemble import Ensemble
 from credo.predict.functions import DrawsFunctions, Functions
 from credo.predict.inputs import Batch
 from credo.predict.predict import predict
 from credo.predict.prediction import Prediction, RegressionPrediction
 
-__all__ = ["Batch", "DrawsFunctions", "Functions", "Prediction", "RegressionPrediction", "predict"]
+__all__ = [
+    "Batch",
+    "DrawsFunctions",
+    "DropoutPosterior",
+    "Ensemble",
+    "Functions",
+    "Prediction",
+    "RegressionPrediction",
+    "predict",
+]

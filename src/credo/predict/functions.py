@@ -1,13 +1,16 @@
 """A posterior draws functions: all that `predict` needs to know of one."""
 
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from torch import nn
 
+from credo.errors import InvalidType
+from credo.posterior.base import Posterior
 from credo.posterior.stand_in import StandIn
 from credo.predict.inputs import Batch
 from credo.predict.outputs import Outputs, Read
+from credo.predict.sampled import SampledFunctions
 
 
 class Functions(Protocol):
@@ -24,10 +27,16 @@ class Functions(Protocol):
 class DrawsFunctions(Protocol):
     """What is not a Gaussian over weights (dropout masks, ensembles) joins `predict` by this one method.
 
-    `read` turns what a model returns into the task's tensors, one row per example.
+    `read` turns what a model returns into the task's tensors, one row per example; `vectorise` is the caller's
+    wish, as in `predict`.
     """
 
-    def functions(self, model: nn.Module, samples: int, seed: int, read: Read) -> Functions: ...
+    def functions(
+        self, model: nn.Module, samples: int, seed: int, read: Read, vectorise: bool | None
+    ) -> Functions: ...
+
+
+AnyPosterior: TypeAlias = Posterior | DrawsFunctions | Literal["mean"]
 
 
 class PointFunction:
@@ -39,3 +48,19 @@ class PointFunction:
     def __call__(self, batch: Batch) -> Iterator[Outputs]:
         output = batch.map(lambda t: t.clone()).call(self._stand_in.module)  # a model may write to its input
         yield tuple(tensor.unsqueeze(0) for tensor in self._read(output))
+
+
+def functions_of(
+    model: nn.Module, posterior: object, samples: int, seed: int, read: Read, vectorise: bool | None
+) -> Functions:
+    """What the posterior, of whatever kind, makes of this model."""
+    if isinstance(posterior, Posterior):
+        return SampledFunctions(model, posterior, samples, seed, read, vectorise)
+    if isinstance(posterior, str) and posterior == "mean":
+        return PointFunction(model, read)
+    if isinstance(posterior, DrawsFunctions):
+        return posterior.functions(model, samples, seed, read, vectorise)
+    raise InvalidType(
+        f"posterior must be a posterior (optimizer.posterior(), credo.load_posterior(...),"
+        f" credo.DropoutPosterior(model), credo.Ensemble([...])) or 'mean', got {posterior!r:.80}"
+    )

@@ -5,9 +5,8 @@ from typing import Literal, TypeAlias, overload
 
 from torch import nn
 
-from credo.errors import InvalidType, InvalidValue
+from credo.errors import InvalidValue
 from credo.posterior.arguments import whole
-from credo.posterior.base import Posterior
 from credo.posterior.isolation import undisturbed
 from credo.posterior.stand_in import device_of
 from credo.predict.averages import (
@@ -18,14 +17,12 @@ from credo.predict.averages import (
     first_examples,
     joined,
 )
-from credo.predict.functions import DrawsFunctions, Functions, PointFunction
+from credo.predict.functions import AnyPosterior, Functions, functions_of
 from credo.predict.inputs import Batch, batches
 from credo.predict.noise import Noise, noise_variance
 from credo.predict.outputs import Read, logits, values, values_and_log_variances
 from credo.predict.prediction import Prediction, RegressionPrediction
-from credo.predict.sampled import SampledFunctions
 
-AnyPosterior: TypeAlias = Posterior | DrawsFunctions | Literal["mean"]
 Task: TypeAlias = Literal["classification", "regression"]
 
 
@@ -82,7 +79,8 @@ def predict(
 
     Args:
         model: returns logits (examples, classes), or for regression values with examples first.
-        posterior: weights by name; or the string "mean": one function, the model with the weights it has.
+        posterior: weights by name; `credo.DropoutPosterior` or `credo.Ensemble`; or the string "mean": one
+            function, the model with the weights it has.
         inputs: a tensor, a tuple or dict of the model's arguments, or an iterable of batches x, (x, y) or
             dicts, whose labels are left out (`credo.predict.inputs` has the rule).
         noise: regression only. The variance of the observations, a number or a tensor that broadcasts to the
@@ -96,7 +94,7 @@ def predict(
     if batch_size is not None:
         batch_size = whole("batch_size", batch_size, at_least=1)
     read, average = _task(task, noise, keep_samples)
-    functions, device = _functions(model, posterior, samples, seed, read, vectorise), device_of(model)
+    functions, device = functions_of(model, posterior, samples, seed, read, vectorise), device_of(model)
     with undisturbed(seed, device):
         results = [_of_batch(functions, batch, average()) for batch in batches(inputs, batch_size, device)]
     if not results:
@@ -121,18 +119,3 @@ def _task(task: str, noise: Noise, keep_samples: bool) -> tuple[Read, Callable[[
         variance = noise_variance(noise)
         return read, lambda: RegressionAverage(keep_samples, variance)
     raise InvalidValue(f"task must be 'classification' or 'regression', got {task!r}")
-
-
-def _functions(
-    model: nn.Module, posterior: object, samples: int, seed: int, read: Read, vectorise: bool | None
-) -> Functions:
-    if isinstance(posterior, Posterior):
-        return SampledFunctions(model, posterior, samples, seed, read, vectorise)
-    if isinstance(posterior, str) and posterior == "mean":
-        return PointFunction(model, read)
-    if isinstance(posterior, DrawsFunctions):
-        return posterior.functions(model, samples, seed, read)
-    raise InvalidType(
-        f"posterior must be a posterior (optimizer.posterior(), credo.load_posterior(...)) or 'mean',"
-        f" got {posterior!r:.80}"
-    )

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from credo.curvature.contribution import Contribution, Stacked, widen
+from credo.curvature.contribution import Contribution, Factors, Stacked, widen
+from credo.curvature.factors import convolution_factors
 from credo.curvature.operation import Operation, Outputs, Pieces
 from credo.curvature.rules.registry import register_rule
 from credo.kernels import convolution as kernel
@@ -47,6 +48,14 @@ class ConvolutionShares(Contribution):
         pairs = zip(xs, gs, strict=True)
         return torch.stack([self._sums(x, g)[0] for x, g in pairs])
 
+    def factors(self, biased: bool, sharing: str) -> Factors:
+        at = self._geometry
+        padding = [amount for p in reversed(at.padding) for amount in (p, p)]
+        x = F.pad(self._x, padding) if any(padding) else self._x
+        return convolution_factors(
+            x, self._g, at.kernel_size, at.stride, at.dilation, at.groups, biased, sharing
+        )
+
     def _sums(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         at = self._geometry
         return kernel.weight_sums(x, g, at.kernel_size, at.stride, at.padding, at.dilation, at.groups)
@@ -55,6 +64,7 @@ class ConvolutionShares(Contribution):
 @register_rule(torch.conv1d, torch.conv2d, torch.conv3d)
 class Convolution(Operation):
     parameter_slots = frozenset({1, 2})
+    layer = (1, 2)
     name = "convolution"
 
     def __init__(

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from credo.curvature.contribution import Contribution, Stacked, widen
+from credo.curvature.contribution import Contribution, Factors, Stacked, widen
+from credo.curvature.factors import row_factors
 from credo.curvature.operation import Operation, Outputs, Pieces, by_example
 from credo.curvature.rules.registry import register_rule
 from credo.kernels import linear as kernel
@@ -60,6 +61,9 @@ class OuterProducts(Contribution):
             return (g.unsqueeze(2) * x.unsqueeze(1)).view(-1, *self._shape)
         return torch.bmm(g.transpose(1, 2), x).view(-1, *self._shape)
 
+    def factors(self, biased: bool, sharing: str) -> Factors:
+        return row_factors(widen(self._x), widen(self._g), biased, sharing)
+
 
 class BiasOfRows(Contribution):
     """rᵢ = gᵢ, with the sums that come with the weight's."""
@@ -81,6 +85,7 @@ class BiasOfRows(Contribution):
 @register_rule(F.linear)
 class Linear(Operation):
     parameter_slots = frozenset({1, 2})
+    layer = (1, 2)
     name = "linear"
 
     def __init__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None):
@@ -95,9 +100,12 @@ class Linear(Operation):
     ) -> Pieces:
         g = grads[0]
         assert g is not None
-        x, weight = saved[0].to(g.dtype), saved[1].to(g.dtype)
+        x, weight = saved[0], saved[1]
+        if x.dtype is not g.dtype or weight.dtype is not g.dtype:
+            x, weight = x.to(g.dtype), weight.to(g.dtype)
         gx = g @ weight if needed[0] else None
-        x, g = by_example(x, examples, self.axis), by_example(g, examples, self.axis)
+        if x.dim() != 2 or x.shape[0] != examples or self.axis:
+            x, g = by_example(x, examples, self.axis), by_example(g, examples, self.axis)
         if g.dim() == 2 and needed[1] and needed[2]:
             rows = Rows(x, g)
             return gx, OuterProducts(x, g, rows=rows), BiasOfRows(g, rows)

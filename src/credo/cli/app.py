@@ -1,0 +1,232 @@
+"""The commands as tyro reads them: signatures and help; the work is done in the files beside this one."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional, UseAppendAction, arg
+from tyro.extras import SubcommandApp
+
+from credo import __version__
+from credo.cli.exits import OK
+from credo.experiments.names import known
+
+Name = Annotated[Positional[str], arg(metavar="NAME")]
+Recipe = Annotated[Positional[str], arg(metavar="RECIPE")]
+Folder = Annotated[Path, arg(metavar="DIR")]
+MaybeFolder = Annotated[Path | None, arg(metavar="DIR")]
+Rows = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="ROW")]
+Settings = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="KEY=VALUE")]
+
+ABOUT = f"""credo {__version__}: deep networks that know how sure they are.
+
+Start with:
+    credo demo                                    a minute on two cores, no download
+    credo list                                    what there is to run
+    credo run table1-lenet5 --only vogn --out runs
+    credo report runs
+
+Exit codes: 0 done, 1 failed, 2 wrong command line, 3 missing or damaged data, 4 the folder is in use, 130 and 143
+interrupted (the same command resumes). --debug shows the traceback of an error, --version the version."""
+
+
+def demo(
+    *,
+    out: Folder = Path("demo"),
+    methods: tuple[str, ...] = (),
+    seeds: int = 5,
+    epochs: int | None = None,
+) -> int:
+    """Adam, MC-dropout and VOGN on handwritten digits, some of them unfamiliar.
+
+    Trains side by side, prints the table, and leaves runs, picture and HTML report in a folder, in place of those of
+    an earlier demo. The same numbers every time.
+
+        credo demo
+        credo demo --methods adam vogn --seeds 2 --out /tmp/demo
+
+    Args:
+        out: where runs, picture and report go.
+        methods: some of adam, mc-dropout, vogn; all of them unless given.
+        seeds: how many seeds the numbers are averaged over.
+        epochs: other than the recipe's.
+    """
+    from credo.cli.demo import demo as work
+
+    return work(out, methods, seeds, epochs)
+
+
+def list_(recipe: Annotated[Positional[str | None], arg(metavar="RECIPE")] = None) -> int:
+    """What there is to run: recipes, methods, models and data sets.
+
+    With the name of a recipe: its rows, their settings, and what the paper published.
+
+        credo list
+        credo list table1-lenet5
+
+    Args:
+        recipe: show this one in full.
+    """
+    from credo.cli.listing import show
+
+    return show(recipe)
+
+
+def run(
+    recipe: Recipe,
+    *,
+    only: Rows = (),
+    size: Literal["cpu", "paper"] = "cpu",
+    set: Settings = (),
+    seeds: int = 1,
+    out: Folder = Path("runs"),
+    data: MaybeFolder = None,
+    resume: bool = False,
+) -> int:
+    """Train the rows of a recipe.
+
+    Each row and seed has a folder of its own. A finished run is not done again, an interrupted one goes on from its
+    last checkpoint, bit for bit as if nothing had happened.
+
+        credo run table1-lenet5 --only adam --only vogn --seeds 3
+        credo run table1-lenet5 --only vogn --set lr=1e-3 --set prior_precision=10 --set epochs=5
+        credo run table1-lenet5 --size paper --data /data --out runs
+
+    Args:
+        recipe: its name, credo list shows them; or a recipe of your own, a file whose name ends in .toml.
+        only: a row of the recipe; all rows unless given.
+        size: the paper's own size, or one that two CPU cores finish in minutes.
+        set: a setting of the optimiser, the model or the training; goes for every row that is run.
+        seeds: how many seeds: 0, 1, …
+        out: where the runs go.
+        data: where the data sets lie; otherwise $CREDO_DATA, then ~/.cache/credo.
+        resume: insist that there is something to go on from.
+    """
+    from credo.cli.runs import run as work
+
+    return work(recipe, only, size, set, seeds, out, data, resume)
+
+
+def report(out: Annotated[Positional[Path], arg(metavar="DIR")], *, data: MaybeFolder = None) -> int:
+    """Our numbers beside the published ones.
+
+    A table here; report.md, report.html (one self-contained page with the figures) and the figures in the folder.
+
+        credo report runs
+
+    Args:
+        out: the folder that was given to credo run as --out.
+        data: where the data sets lie, for the figures that show inputs; else as in credo run.
+    """
+    from credo.cli.runs import report as work
+
+    return work(out, data)
+
+
+def predict(
+    run: Annotated[Positional[Path], arg(metavar="RUN")],
+    inputs: Annotated[Positional[Path], arg(metavar="INPUTS")],
+    *,
+    out: Annotated[Path, arg(metavar="CSV")],
+    samples: int | None = None,
+    seed: int = 0,
+    batch_size: int = 256,
+) -> int:
+    """What a saved run says of new inputs, as a CSV.
+
+    One line an input: class, its probability, the entropy (all doubt) and the mutual information (the doubt that
+    comes from too little data), both in nats.
+
+        credo predict runs/table1-lenet5/cpu/vogn/seed-0 photos --out photos.csv
+        credo predict runs/digits/cpu/vogn/seed-0 digits.npy --out -
+
+    Args:
+        run: the folder of one finished run (…/seed-0).
+        inputs: a folder of images, scaled to the size of the training data; or a .npy or .safetensors file with an
+            array, examples first: uint8 images (n, C, H, W), or floats as the network reads them.
+        out: the file to write; - is the terminal.
+        samples: functions drawn from the posterior; as in the run unless given.
+        seed: of these draws.
+        batch_size: inputs at a time.
+    """
+    from credo.cli.predictions import predict as work
+
+    return work(run, inputs, out, samples, seed, batch_size)
+
+
+def info() -> int:
+    """Versions, kernels and devices: what to send with a bug report."""
+    from credo.cli.info import show
+
+    return show()
+
+
+def fetch(name: Name, *, data: MaybeFolder = None) -> int:
+    """Download a data set from its official address and verify it.
+
+        credo data fetch cifar10 --data /data
+
+    Args:
+        name: credo list shows them.
+        data: where it goes; otherwise $CREDO_DATA, then ~/.cache/credo.
+    """
+    from credo.cli.datasets import fetch as work
+
+    return work(name, data)
+
+
+def check(name: Name, *, data: MaybeFolder = None) -> int:
+    """Verify the files of a data set, and say what is in it.
+
+        credo data check cifar10
+
+    Args:
+        name: credo list shows them.
+        data: where it lies; otherwise $CREDO_DATA, then ~/.cache/credo.
+    """
+    from credo.cli.datasets import check as work
+
+    return work(name, data)
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "demo": demo,
+    "list": list_,
+    "run": run,
+    "report": report,
+    "predict": predict,
+    "info": info,
+}
+DATA_COMMANDS: dict[str, Callable[..., int]] = {"fetch": fetch, "check": check}
+
+
+def execute(words: list[str]) -> int:
+    if words in ([], ["help"]):
+        words = ["--help"]
+    if words == ["--version"]:
+        print(f"credo {__version__}")
+        return OK
+    if not words[0].startswith("-"):
+        known("command", words[0], [*COMMANDS, "data"])
+    result: Any = _app(words).cli(
+        prog="credo", description=ABOUT, args=words, config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    return int(result)
+
+
+def _app(words: list[str]) -> SubcommandApp:
+    """Commands with their full help where it is asked for, and one line in lists."""
+    app, data = SubcommandApp(), SubcommandApp()
+    for name, command in COMMANDS.items():
+        app.command(name=name, help=_help(command, whole=words[:1] == [name]))(command)
+    for name, command in DATA_COMMANDS.items():
+        data.command(name=name, help=_help(command, whole=words[:2] == ["data", name]))(command)
+    app.command(data, name="data", help="Fetch or check a data set.")
+    return app
+
+
+def _help(command: Callable[..., int], whole: bool) -> str:
+    text = inspect.getdoc(command) or ""
+    return text.partition("\n\nArgs:")[0] if whole else text.partition("\n")[0]

@@ -1,0 +1,104 @@
+"""What `credo predict` reads: folders of images, .npy and .safetensors files; nothing in them is ever executed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from credo.errors import IntegrityError, InvalidValue
+
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+ARRAYS = (".npy", ".safetensors")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    names: list[str]  # one an example, for the CSV's first column
+    values: Tensor  # examples first
+
+
+def read_inputs(path: Path, shape: tuple[int, ...]) -> Inputs:
+    """The examples at `path`, each of the model's input shape; images of another size are scaled to it."""
+    inputs = _images(path, shape) if path.is_dir() else _array(path)
+    if not len(inputs.values):
+        raise InvalidValue(f"{path} holds no example")
+    if tuple(inputs.values.shape[1:]) != shape:
+        raise InvalidValue(
+            f"{path} holds examples of shape {tuple(inputs.values.shape[1:])}, and the model was trained on {shape}"
+        )
+    return inputs
+
+
+def _array(path: Path) -> Inputs:
+    data = path.stat().st_size  # a missing file is the FileNotFoundError it always is
+    if path.suffix not in ARRAYS:
+        raise InvalidValue(f"inputs must be a folder of images or a file *{' or *'.join(ARRAYS)}, got {path}")
+    if not data:
+        raise IntegrityError(f"{path} is empty")
+    values = _npy(path) if path.suffix == ".npy" else _safetensors(path)
+    if values.ndim < 2:
+        raise InvalidValue(
+            f"{path} has shape {tuple(values.shape)}; it needs examples first, then their values"
+        )
+    values = values if values.dtype == torch.uint8 else values.float()
+    return Inputs([str(i) for i in range(len(values))], values)
+
+
+def _npy(path: Path) -> Tensor:
+    try:
+        array = numpy.load(path, allow_pickle=False)
+        if not isinstance(array, numpy.ndarray) or array.dtype.kind not in "fiub":
+            raise ValueError("not an array of numbers")
+        native = array.astype(array.dtype.newbyteorder("="))
+        return torch.from_numpy(native if native.dtype == numpy.uint8 else native.astype(numpy.float32))
+    except (ValueError, EOFError, SyntaxError, TypeError) as error:
+        raise IntegrityError(f"{path} is damaged or no .npy file of numbers: {error}") from error
+
+
+def _safetensors(path: Path) -> Tensor:
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise IntegrityError(f"{path} is damaged or no .safetensors file: {error}") from error
+    if len(tensors) != 1:
+        raise InvalidValue(
+            f"{path} holds {len(tensors)} tensors ({', '.join(tensors)[:80]}); keep one, the inputs"
+        )
+    (values,) = tensors.values()
+    if values.is_complex():
+        raise InvalidValue(f"{path} holds complex numbers")
+    return values
+
+
+def _images(folder: Path, shape: tuple[int, ...]) -> Inputs:
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise InvalidValue(
+            f"the model was trained on inputs of shape {shape}, which are no images; give a .npy file"
+        )
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES and path.is_file())
+    if not paths:
+        raise InvalidValue(f"{folder} holds no image ({', '.join(sorted(IMAGES))})")
+    return Inputs(
+        [path.relative_to(folder).as_posix() for path in paths],
+        torch.stack([_image(path, shape) for path in paths]),
+    )
+
+
+def _image(path: Path, shape: tuple[int, ...]) -> Tensor:
+    from PIL import Image, UnidentifiedImageError  # named by the error if it is missing
+
+    channels, height, width = shape
+    try:
+        with Image.open(path) as image:
+            scaled = image.convert("RGB" if channels == 3 else "L").resize(
+                (width, height), Image.Resampling.BILINEAR
+            )
+    except (UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
+        raise IntegrityError(f"{path} is damaged or no image: {error}") from error
+    except OSError as error:  # a truncated image, says pillow; a missing permission keeps its own class
+        raise error if error.errno else IntegrityError(f"{path} is damaged: {error}") from error
+    return torch.from_numpy(numpy.array(scaled)).reshape(height, width, channels).permute(2, 0, 1)

@@ -1,0 +1,200 @@
+"""What learns task after task: the verbs that the loop needs, and what all learners share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from credo.continual.heads import MultiHead
+from credo.continual.tasks import Task
+from credo.errors import CallOrderError, InvalidValue
+from credo.optim import arguments
+from credo.posterior.isolation import undisturbed
+
+Loss: TypeAlias = Callable[[Any, Tensor], Tensor]  # (outputs, targets) → a loss for each example
+Annealing: TypeAlias = Callable[[float], float]  # progress in the task, 0 to 1 → factor of the learning rate
+
+
+def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each example, (M,)."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def annealed(end: float = 1.0, hold: float = 0.0) -> Annealing:
+    """The learning rate stays for the share `hold` of a task, then falls exponentially to `end` times its value."""
+    arguments.number("end", end, 0, 1, open_low=True)
+    arguments.number("hold", hold, 0, 1, open_high=True)
+    return lambda progress: float(end ** (max(progress - hold, 0.0) / (1 - hold)))
+
+
+class Learner(ABC):
+    """`begin` a task, `step` through its batches, `finish` it; `predict` between tasks.
+
+    kind: "classification", where `predict` gives probabilities, or "regression", where it gives values.
+    """
+
+    joint = False  # whether the data of earlier tasks may be seen again; only for upper bounds
+
+    def __init__(self, model: nn.Module, *, loss: Loss, annealing: Annealing, kind: str, seed: int) -> None:
+        self.model, self.loss, self.annealing = model, loss, annealing
+        self.kind = arguments.option("kind", kind, ("classification", "regression"))
+        self.seed = arguments.seed(seed)
+        self.tasks = 0  # how many are finished
+        self._optimizer: Any = None
+
+    # What a method must say
+
+    @abstractmethod
+    def _part(self, task: Task) -> Task:
+        """What of the task to train on; the rest, if any, is kept."""
+
+    @abstractmethod
+    def _prepared(self, part: Task) -> Any:
+        """The optimiser of a task that begins; the model has the task's head in use."""
+
+    @abstractmethod
+    def _take_step(self, optimizer: Any, inputs: Tensor, targets: Tensor) -> Tensor:
+        """One step; returns the mean loss."""
+
+    @abstractmethod
+    def _consolidate(self, optimizer: Any, part: Task) -> None:
+        """Keeps of a finished task what the method keeps."""
+
+    @abstractmethod
+    def _answers(self, task: Task) -> Tensor:
+        """Probabilities or values for the test inputs, examples first; the task's head is in use."""
+
+    @abstractmethod
+    def memory(self) -> dict[str, Any]:
+        """What the method carries from task to task, as plain tensors and numbers."""
+
+    @abstractmethod
+    def recall(self, memory: dict[str, Any]) -> None:
+        """The inverse of `memory`."""
+
+    # What all of them do
+
+    @final
+    def begin(self, task: Task) -> Task:
+        """The task arrives: its head comes into use, an optimiser is made. Returns what to train on."""
+        if self._optimizer is not None:
+            raise CallOrderError(f"task {task.name!r} cannot begin before the one under way is finished")
+        with self._entered(task):
+            part = self._part(task)
+            self._optimizer = self._prepared(part)
+        for group in self._optimizer.param_groups:
+            group.setdefault("initial_lr", float(group["lr"]))
+        return part
+
+    @final
+    def step(self, inputs: Tensor, targets: Tensor, progress: float = 0.0, head: str | None = None) -> float:
+        """One step on a batch; `progress` is the share of the task's steps already taken.
+
+        head: that of the batch, where it is not the one of the task under way (joint training).
+        """
+        if self._optimizer is None:
+            raise CallOrderError("no task is under way; begin(task) comes first")
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * self.annealing(progress)
+        with self._using(head):
+            return float(self._take_step(self._optimizer, inputs, targets))
+
+    @final
+    def finish(self, part: Task) -> None:
+        """The data will not be seen again; `part` is what `begin` returned."""
+        if self._optimizer is None:
+            raise CallOrderError(f"task {part.name!r} was not begun; begin(task) comes first")
+        self._consolidate(self._optimizer, part)
+        self._optimizer = None
+        self.tasks += 1
+
+    @final
+    def predict(self, task: Task) -> Tensor:
+        """Answers to the test inputs of a task."""
+        with self._using(task.head):
+            return self._answers(task)
+
+    @final
+    def _task_seed(self) -> int:
+        """Of the task under way, or to come: neighbouring seeds of learners share none."""
+        return self.seed * 10_007 + self.tasks
+
+    @contextmanager
+    def _entered(self, task: Task) -> Iterator[None]:
+        """The head of the task is in use, made if it is new; after an error the model is as it was."""
+        model = self._heads_for(task.head, task.name)
+        if model is None or task.head is None:
+            yield
+            return
+        before, heads = model.used, list(model.heads)
+        try:
+            with undisturbed(self._task_seed(), None), torch.enable_grad():
+                model.arrive(task.head)
+            yield
+        except BaseException:
+            for name in [name for name in model.heads if name not in heads]:
+                del model.heads[name]
+            model.use_again(before)
+            raise
+
+    @contextmanager
+    def _using(self, head: str | None) -> Iterator[None]:
+        """The head is in use inside, and the one before it afterwards."""
+        model = self.model
+        if head is None or (isinstance(model, MultiHead) and model.used == head):
+            yield
+            return
+        heads = self._heads_for(head, head)
+        assert heads is not None
+        before = heads.used
+        heads.use(head)
+        try:
+            yield
+        finally:
+            heads.use_again(before)
+
+    def _heads_for(self, head: str | None, task: str) -> MultiHead | None:
+        """The model, if it is one with heads; it and the task must agree on that."""
+        if isinstance(self.model, MultiHead):
+            if head is None:
+                raise InvalidValue(
+                    f"task {task!r} names no head, and the model has several; give Task(head=...)"
+                )
+            return self.model
+        if head is not None:
+            raise InvalidValue(
+                f"task {task!r} asks for the head {head!r}, but the model has none; "
+                "wrap it: credo.continual.MultiHead(body, new_head=...)"
+            )
+        return None
+
+    # Resuming
+
+    @final
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on, inside a task too; plain numbers and tensors only."""
+        return {
+            "tasks": self.tasks,
+            "heads": list(self.model.heads) if isinstance(self.model, MultiHead) else [],
+            "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
+            "memory": self.memory(),
+            "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
+        }
+
+    @final
+    def load_state_dict(self, state: dict[str, Any], task: Task | None) -> Task | None:
+        """Goes on from `state_dict()`. `task` is the one under way, if one was; returns what to train on."""
+        self._optimizer, self.tasks, part = None, state["tasks"], None
+        self.recall(state["memory"])
+        if isinstance(self.model, MultiHead):
+            for head in state["heads"]:
+                self.model.arrive(head)
+        if state["optimizer"] is not None and task is not None:
+            part = self.begin(task)
+            self._optimizer.load_state_dict(state["optimizer"])
+        self.model.load_state_dict(state["model"])
+        return part

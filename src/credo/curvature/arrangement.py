@@ -1,0 +1,20 @@
+"""What a block may do to a watched operation before it runs: give it many weights, or have it leave its factors."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from credo.curvature.operation import Operation
+from credo.curvature.provenance import Source
+
+Watch = Callable[[Operation, tuple[Source | None, ...]], Any]
+
+
+class Arrangement(Protocol):
+    def apply(self, operation: Operation, sources: tuple[Source | None, ...], watch: Watch) -> Any:
+        """Runs the operation, or what takes its place, by `watch`."""
+
+    def refuse_backward(self) -> None:
+        """Raises where no backward pass may begin."""
+
+    def refuse_derived(self, function: Any, parents: list[Source]) -> None:
+        """Raises where parameters must not be computed with before they meet the examples."""

@@ -1,0 +1,100 @@
+"""Kronecker factors of a layer: Σᵢ vec(rᵢ)vec(rᵢ)ᵀ ≈ A ⊗ G, from its inputs a and its output gradients g.
+
+With t over the T positions of one example (tokens, or places of a convolution's kernel):
+
+    expand   A = Σᵢ Σₜ aᵢₜ aᵢₜᵀ          G = Σᵢ (1/T) Σₜ gᵢₜ gᵢₜᵀ        positions as if independent (KFC)
+    reduce   A = Σᵢ āᵢ āᵢᵀ, āᵢ = mean aᵢₜ  G = Σᵢ ĝᵢ ĝᵢᵀ, ĝᵢ = Σₜ gᵢₜ      positions as one average
+
+For T = 1 both are the same, and exact for one example. The bias is a 1 appended to a. A convolution with
+groups is a layer for each group, so its factors are stacks (groups, ·, ·).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from credo.curvature.contribution import CHUNK_BYTES, Factors
+
+SHARINGS = ("expand", "reduce")
+_PANELS = 4  # how a symmetric product is cut: 10 of 16 blocks are computed, the others mirrored
+_WORTH_CUTTING = 128
+
+
+def row_factors(x: Tensor, g: Tensor, biased: bool, sharing: str) -> Factors:
+    """Of a linear layer: x (M, I) or (M, T, I), g likewise."""
+    if x.dim() == 2:
+        return second_moment(x, biased), second_moment(g, False)
+    if sharing == "reduce":
+        return second_moment(x.mean(1), biased), second_moment(g.sum(1), False)
+    positions = max(x.shape[1], 1)
+    return second_moment(x.flatten(0, 1), biased), second_moment(g.flatten(0, 1), False) / positions
+
+
+def convolution_factors(
+    x: Tensor,  # (M, C, *places), padded
+    g: Tensor,  # (M, O, *positions)
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    biased: bool,
+    sharing: str,
+) -> Factors:
+    """Of a convolution in any number of dimensions; a chunk of examples is unfolded at a time."""
+    positions = math.prod(g.shape[2:])
+    width = x.shape[1] // groups * math.prod(kernel_size)
+    size = width + biased
+    inputs = x.new_zeros((groups, size, size))
+    step = max(1, CHUNK_BYTES // max(1, positions * width * groups * x.element_size()))
+    for chunk in torch.split(x, step):
+        patches = _patches(chunk, kernel_size, stride, dilation, groups)
+        rows = patches.mean(2) if sharing == "reduce" else patches.flatten(1, 2)
+        inputs += torch.stack([second_moment(own, biased) for own in rows])
+    by_group = g.reshape(len(g), groups, -1, positions)  # (M, groups, O / groups, T)
+    if sharing == "reduce":
+        outputs = torch.stack([second_moment(own, False) for own in by_group.sum(3).transpose(0, 1)])
+    else:
+        flat = by_group.permute(1, 0, 3, 2).flatten(1, 2)
+        outputs = torch.stack([second_moment(own, False) for own in flat]) / max(positions, 1)
+    return (inputs[0], outputs[0]) if groups == 1 else (inputs, outputs)
+
+
+def _patches(
+    x: Tensor,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> Tensor:
+    """What the kernel sees at each position: (groups, M, T, C / groups · kernel), in the order of the weight."""
+    dims = len(kernel_size)
+    for axis, (k, s, d) in enumerate(zip(kernel_size, stride, dilation, strict=True), start=2):
+        x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
+    x = x.view(len(x), groups, -1, *x.shape[2:])  # (M, groups, C', *positions, *kernel)
+    order = (1, 0, *range(3, 3 + dims), 2, *range(3 + dims, 3 + 2 * dims))
+    return x.permute(order).flatten(2, 1 + dims).flatten(3)
+
+
+def second_moment(rows: Tensor, biased: bool) -> Tensor:
+    """Σ aaᵀ over the rows (n, d); with a 1 appended to each if `biased`."""
+    width = rows.shape[1]
+    moment = rows.new_empty((width + biased,) * 2)
+    _symmetric_product(rows, moment[:width, :width])
+    if biased:
+        moment[width, :width] = moment[:width, width] = rows.sum(0)
+        moment[width, width] = len(rows)
+    return moment
+
+
+def _symmetric_product(rows: Tensor, out: Tensor) -> None:
+    """out ← rowsᵀ rows; of a wide one the upper panels only, mirrored."""
+    width = rows.shape[1]
+    if width < _WORTH_CUTTING:
+        torch.mm(rows.T, rows, out=out) if out.is_contiguous() else out.copy_(rows.T @ rows)
+        return
+    step = -(-width // _PANELS)
+    for start in range(0, width, step):
+        stop = min(start + step, width)
+        out[start:stop, start:] = rows[:, start:stop].T @ rows[:, start:]
+        out[stop:, start:stop] = out[start:stop, stop:].T

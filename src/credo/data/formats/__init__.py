@@ -1,0 +1,1 @@
+"""Parsers of the official file formats: bytes in, tensors out, IntegrityError for anything else."""

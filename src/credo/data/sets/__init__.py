@@ -1,0 +1,1 @@
+"""One data set family a file: from a verified folder to `Splits`."""

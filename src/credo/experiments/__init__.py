@@ -1,0 +1,1 @@
+"""Experiments: recipes as data, one training loop, runs that survive crashes, and reports."""

@@ -1,0 +1,170 @@
+"""A learner takes batches and holds a belief; the training loop knows nothing else of a method."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from credo.errors import NonFiniteError
+from credo.experiments.tasks import Task
+from credo.kernels.update import all_finite
+from credo.optim.base import BayesianOptimizer
+from credo.optim.checks import MAX_REFUSED
+from credo.predict.functions import AnyPosterior
+
+
+class Outcome(NamedTuple):
+    """Of one batch, at the weights the gradient was taken at; tensors, since reading them would wait for the device."""
+
+    loss: Tensor  # mean over the examples
+    hits: Tensor  # how many were right
+
+
+class Learner(ABC):
+    """`optimizer.param_groups` hold lr, and τ where there is one: schedules set them there."""
+
+    optimizer: Optimizer
+
+    @abstractmethod
+    def train_batch(self, inputs: Tensor, targets: Tensor) -> Outcome:
+        """One step."""
+
+    @abstractmethod
+    def posterior(self) -> AnyPosterior:
+        """What `credo.predict` averages over."""
+
+    @property
+    @abstractmethod
+    def refused(self) -> int:
+        """Steps that were not taken because a loss, gradient or curvature was not finite."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Resumes exactly. The options (damping, momentum, …) stay those this learner was built with."""
+
+
+@final
+class PlainLearner(Learner):
+    """Any torch optimiser; `belief` says what it leaves behind. Non-finite steps are refused, as VOGN does."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, task: Task, belief: Callable[[], AnyPosterior]
+    ) -> None:
+        self.optimizer, self._model, self._task, self._belief = optimizer, model, task, belief
+        self._counts = {"refused": 0, "refused_in_a_row": 0}
+
+    def train_batch(self, inputs: Tensor, targets: Tensor) -> Outcome:
+        self.optimizer.zero_grad()
+        output = self._model(inputs)
+        loss = self._task.loss(output, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._step_or_refuse(loss.detach())
+        with torch.no_grad():
+            return Outcome(loss.detach(), self._task.hits(output, targets))
+
+    def _step_or_refuse(self, loss: Tensor) -> None:
+        grads = [
+            p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
+        if all_finite([loss, *grads]):
+            self.optimizer.step()
+            self._counts["refused_in_a_row"] = 0
+            return
+        self._counts["refused"] += 1
+        self._counts["refused_in_a_row"] += 1
+        if self._counts["refused_in_a_row"] >= MAX_REFUSED:
+            raise NonFiniteError(
+                f"{MAX_REFUSED} steps in a row had a non-finite loss or gradient and were refused. The weights are the "
+                "last good ones. Lower lr, or look at the data."
+            )
+
+    def posterior(self) -> AnyPosterior:
+        return self._belief()
+
+    @property
+    def refused(self) -> int:
+        return self._counts["refused"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "counts": dict(self._counts)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(with_options_of(self.optimizer, saved["optimizer"]))
+        self._counts.update(saved["counts"])
+
+
+@final
+class PosteriorLearner(Learner):
+    """credo's own optimisers, whose state is a posterior."""
+
+    optimizer: BayesianOptimizer
+
+    def __init__(self, model: nn.Module, optimizer: BayesianOptimizer, task: Task) -> None:
+        self.optimizer, self._model, self._task = optimizer, model, task
+
+    def train_batch(self, inputs: Tensor, targets: Tensor) -> Outcome:
+        outputs: list[Tensor] = []
+
+        def closure() -> Tensor:
+            output = self._model(inputs)
+            if self.optimizer.settings.get("vectorized"):  # all samples at once: credo runs the backward pass
+                return self._task.losses(Overheard.apply(output, outputs.append), targets)  # type: ignore[no-untyped-call]
+            loss = self._task.loss(output, targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            outputs.append(output.detach())
+            return loss
+
+        loss = self.optimizer.step(closure)
+        assert loss is not None  # a closure was given
+        hits = [self._task.hits(output, targets).mean() for output in outputs]
+        return Outcome(loss, torch.stack(hits).mean())
+
+    def posterior(self) -> AnyPosterior:
+        return self.optimizer.posterior()
+
+    @property
+    def refused(self) -> int:
+        return self.optimizer.counters["refused"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        state = with_options_of(self.optimizer, saved["optimizer"])
+        state["credo"] = {**state["credo"], "settings": dict(self.optimizer.settings)}
+        self.optimizer.load_state_dict(state)
+
+
+class Overheard(torch.autograd.Function):
+    """The identity, which lets the value be seen outside of `torch.vmap`: all samples of it, first dimension K."""
+
+    @staticmethod
+    def forward(value: Tensor, hear: Callable[[Tensor], None]) -> Tensor:
+        hear(value.detach())
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, value: Tensor, hear: Callable[[Tensor], None]) -> Any:
+        return Overheard.apply(value.movedim(in_dims[0], 0), hear), 0  # type: ignore[no-untyped-call]
+
+
+def with_options_of(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """The saved state under the optimiser's own options: torch would take the saved ones, whatever was asked."""
+    groups = [
+        {**other, **{name: value for name, value in own.items() if name not in ("params", "param_names")}}
+        for own, other in zip(optimizer.param_groups, saved["param_groups"], strict=False)
+    ]
+    return {**saved, "param_groups": groups}

@@ -1,0 +1,133 @@
+"""The one door to the methods: a name, its options, and how to build a learner from them.
+
+A further method joins with one entry in METHODS. Options are the keyword arguments of its `optimizer` function; their
+defaults give their types, and a wrong name or type is refused before anything is built.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from credo.errors import InvalidType, InvalidValue
+from credo.experiments.learners import Learner, PlainLearner, PosteriorLearner
+from credo.experiments.names import known, unknown
+from credo.experiments.recipe import Setting
+from credo.experiments.tasks import Task
+from credo.optim import OGN, VOGN
+from credo.optim.groups import parameter_groups
+from credo.predict import DropoutPosterior
+
+GIVEN: Final = frozenset(
+    {"params", "model", "data_size", "seed", "prior", "reduction"}
+)  # not the recipe's to choose
+FOR_THE_TASK: Final[Mapping[str, Setting]] = {"noise_variance": 1.0}  # of a regression's observations
+
+
+@dataclass(frozen=True)
+class Method:
+    """`optimizer(model, **given and options)`; `learner(model, optimizer, task)` puts it to work."""
+
+    title: str
+    optimizer: Callable[..., Optimizer]
+    learner: Callable[[nn.Module, Any, Task], Learner]
+    gives: tuple[str, ...] = ()  # which of data_size and seed the optimizer takes
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Name → default; `None` stands for an optional number."""
+        parameters = inspect.signature(self.optimizer).parameters
+        return {name: p.default for name, p in parameters.items() if name not in GIVEN}
+
+    def build(
+        self, model: nn.Module, task: Task, *, data_size: int, seed: int, settings: Mapping[str, Setting]
+    ) -> Learner:
+        given = {"data_size": data_size, "seed": seed}
+        options = checked_options("settings", settings, {**self.options, **FOR_THE_TASK})
+        options = {name: value for name, value in options.items() if name not in FOR_THE_TASK}
+        optimizer = self.optimizer(model, **{name: given[name] for name in self.gives}, **options)
+        return self.learner(model, optimizer, task)
+
+
+def sgd(
+    model: nn.Module,
+    *,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,  # the paper's L2: δ/N
+    nesterov: bool = False,
+) -> Optimizer:
+    return torch.optim.SGD(_decaying(model, weight_decay), lr=lr, momentum=momentum, nesterov=nesterov)
+
+
+def adam(
+    model: nn.Module,
+    *,
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,  # the paper's L2, added to the gradient
+) -> Optimizer:
+    return torch.optim.Adam(_decaying(model, weight_decay), lr=lr, betas=(beta1, beta2), eps=eps)
+
+
+def _decaying(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Normalisation layers do not decay, as they have no prior under a posterior."""
+    return [
+        {"params": group["params"], "weight_decay": 0.0 if group.get("deterministic") else weight_decay}
+        for group in parameter_groups(model)
+    ]
+
+
+def _point(model: nn.Module, optimizer: Optimizer, task: Task) -> Learner:
+    return PlainLearner(model, optimizer, task, lambda: "mean")
+
+
+def _dropout(model: nn.Module, optimizer: Optimizer, task: Task) -> Learner:
+    belief = DropoutPosterior(model)  # refuses a model without dropout now, not after the first epoch
+    return PlainLearner(model, optimizer, task, lambda: belief)
+
+
+METHODS: Final[dict[str, Method]] = {
+    "sgd": Method("SGD", sgd, _point),
+    "adam": Method("Adam", adam, _point),
+    "mc_dropout": Method("MC-dropout", sgd, _dropout),  # the model's dropout variant, trained with SGD
+    "ogn": Method("OGN", OGN, PosteriorLearner, gives=("data_size", "seed")),
+    "vogn": Method("VOGN", VOGN, PosteriorLearner, gives=("data_size", "seed")),
+}
+
+
+def method_of(name: str) -> Method:
+    return METHODS[known("method", name, METHODS)]
+
+
+def checked_options(
+    where: str, given: Mapping[str, Setting], options: Mapping[str, object]
+) -> dict[str, Setting]:
+    """The given values, each under a name that exists and of the type of its default."""
+    for name, value in given.items():
+        if name not in options:
+            raise unknown(f"key in {where}:", name, options)
+        check_type(f"{where}[{name!r}]", value, options[name])
+    return dict(given)
+
+
+def check_type(name: str, value: object, default: object) -> None:
+    """Whether `value` is what a default such as this stands for; a whole number may stand for a real one."""
+    if isinstance(default, bool | str):
+        wanted: tuple[type, ...] = (type(default),)
+    elif isinstance(default, int):
+        wanted = (int,)
+    elif isinstance(default, float) or default is None:
+        wanted = (int, float)
+    else:
+        raise InvalidValue(f"{name} cannot be set in a recipe.")
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise InvalidType(
+            f"{name} must be a {' or '.join(t.__name__ for t in wanted)}, got {value!r} of type {type(value).__name__}."
+        )

@@ -1,0 +1,78 @@
+"""A recipe is data: a table or figure of the paper as rows; a row holds everything that decides a run but its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from credo.data.examples import Splits
+
+Setting: TypeAlias = float | int | str | bool
+Published: TypeAlias = Mapping[str, tuple[float, float | None]]
+
+NOTHING: Final[Mapping[str, Setting]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Training:
+    """Everything that decides a run but its seed: two runs of one Training and one seed are equal bit by bit."""
+
+    method: str  # a key of experiments.methods.METHODS
+    model: str | Callable[[], nn.Module]  # a registered name, or the user's own factory
+    data: str | Callable[[], Splits]  # a registered name, or the user's own
+    settings: Mapping[str, Setting] = field(
+        default_factory=lambda: NOTHING
+    )  # keyword arguments of the optimiser
+    model_options: Mapping[str, Setting] = field(
+        default_factory=lambda: NOTHING
+    )  # keyword arguments of a registered model
+    epochs: int = 10
+    batch_size: int = 128
+    augment: bool = (
+        False  # the data set's own augmentation; its ρ reaches the optimiser unless settings say otherwise
+    )
+    train_size: int | None = None  # the first n after a fixed shuffle, for runs of CPU size
+    test_size: int | None = None
+    milestones: tuple[int, ...] = ()  # after each of these epochs the learning rate is multiplied by `decay`
+    decay: float = 0.1
+    warmup_epochs: float = 0.0  # gradual warm-up of the learning rate, linear from `warmup_from`
+    warmup_from: float = 0.0
+    tempering_from: float | None = None  # τ rises linearly from here to settings["tempering"]
+    tempering_epochs: float = 0.0
+    samples: int = 10  # C, the samples of the posterior at test time
+    held_out_classes: tuple[
+        int, ...
+    ] = ()  # left out of training and test, and kept as the OOD set "held_out"
+    ood: tuple[str, ...] = ()  # names of further OOD data sets
+    task: str = "classification"  # or "regression"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: the paper's settings, a variant of CPU size, and what the paper published.
+
+    `published` maps a metric ("train_accuracy", "accuracy", "nll", "ece", "auroc", "seconds_per_epoch", "epochs", …) to
+    its mean and standard deviation, or None where the paper gives none; accuracies are fractions in [0, 1].
+    """
+
+    name: str
+    paper: Training | None
+    cpu: Training | None
+    published: Published = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A table or figure of the paper, or the user's own comparison."""
+
+    name: str
+    title: str
+    source: str  # "Table 1: LeNet-5 on CIFAR-10"
+    rows: tuple[Row, ...]
+    figures: tuple[str, ...] = ()
+    note: str = ""  # what the CPU size changes, and known slips in the paper

@@ -1,0 +1,65 @@
+"""Tables in the terminal, with rich."""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from credo.experiments.report.aggregate import Cell
+from credo.experiments.report.measures import OOD, Measure
+from credo.experiments.report.tables import PUBLISHED, Line, Table
+from credo.experiments.report.words import heading
+
+NAMES, CELL = 30, 16  # characters that the first two columns take, and a column of mean ± sd
+
+
+def terminal(console: Console, tables: Sequence[Table], *, notes: bool = True) -> None:
+    """Prints every table; the paper's lines are dim, the best of ours bold."""
+    for table in tables:
+        console.print(Text(heading(table), style="bold"))
+        for measures in in_parts(table.measures):
+            console.print(grid(table.lines, measures, console.width))
+        for note in table.notes if notes else ():
+            console.print(Text(note, style="dim"))
+        console.print()
+
+
+def in_parts(measures: Sequence[Measure]) -> list[list[Measure]]:
+    """The essential columns; several unfamiliar data sets get a table of their own below."""
+    shown = [measure for measure in measures if measure.essential]
+    unfamiliar = [measure for measure in shown if measure.key.partition(".")[0] in OOD]
+    if len(unfamiliar) <= len(OOD):
+        return [shown]
+    return [[measure for measure in shown if measure not in unfamiliar], unfamiliar]
+
+
+def grid(lines: Sequence[Line], measures: Sequence[Measure], width: int) -> RichTable:
+    below = NAMES + CELL * len(measures) > width
+    table = RichTable(header_style="bold", box=SIMPLE_HEAD)
+    table.add_column("method", min_width=10)
+    table.add_column("")
+    for measure in measures:
+        longest = max(len(word) for word in measure.heading.split())
+        table.add_column(Text(measure.heading), justify="right", min_width=longest)
+    for line in lines:
+        if line.who == PUBLISHED and not any(measure.key in line.cells for measure in measures):
+            continue
+        cells = [text(line.cells.get(measure.key), measure, below) for measure in measures]
+        style = "dim" if line.who == PUBLISHED else ""
+        table.add_row(Text(name(line)), Text(f"{line.who} {line.remark}".strip()), *cells, style=style)
+    return table
+
+
+def name(line: Line) -> str:
+    """Said once for the two lines of a row."""
+    return "" if line.who == PUBLISHED else line.label
+
+
+def text(cell: Cell | None, measure: Measure, below: bool) -> Text:
+    """The spread goes below the mean where there is no room beside it."""
+    if cell is None:
+        return Text("")
+    written = measure.text(cell.mean, cell.sd)
+    return Text(written.replace(" ± ", "\n±") if below else written, style="bold" if cell.best else "")

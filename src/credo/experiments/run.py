@@ -1,0 +1,108 @@
+"""A recipe, run: its rows times its seeds, each in a folder of its own."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Final
+
+from credo.errors import InvalidValue
+from credo.experiments.checks import check_seed, check_training, whole_number
+from credo.experiments.methods import METHODS
+from credo.experiments.names import known, plain_name
+from credo.experiments.overrides import with_overrides
+from credo.experiments.progress import Watcher
+from credo.experiments.recipe import Recipe, Row, Training
+from credo.experiments.results import Result
+from credo.experiments.run_folder import RunName
+from credo.experiments.saving import Checkpointing
+from credo.experiments.train import train
+
+SIZES: Final = ("cpu", "paper")
+
+
+def run(
+    recipe: Recipe,
+    *,
+    size: str = "cpu",
+    only: Iterable[str] = (),
+    seeds: int | Sequence[int] = 1,
+    out: str | PathLike[str],
+    data_root: str | PathLike[str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    resume: str | bool = "auto",
+    watcher: Callable[[str, Path], Watcher] | None = None,
+    checkpointing: Checkpointing | None = None,
+    device: str = "cpu",
+) -> list[Result]:
+    """Train every row (or `only` some) with every seed; what is finished is not trained again.
+
+    seeds: how many (0, 1, …), or which. overrides: as `with_overrides`, for every row that is run.
+    watcher: makes one for each run, from a title and the run's folder.
+    All rows are checked before the first is trained.
+    """
+    plan = trainings(recipe, size, only, overrides or {})
+    numbers = seed_list(seeds)
+    results = []
+    for row, training in plan.items():
+        for seed in numbers:
+            folder = run_path(out, recipe.name, size, row, seed)
+            results.append(
+                train(
+                    training,
+                    seed,
+                    folder,
+                    resume=resume,
+                    data_root=data_root,
+                    watcher=None if watcher is None else watcher(f"{row} seed {seed}", folder),
+                    name=RunName(recipe.name, row, size),
+                    checkpointing=checkpointing,
+                    device=device,
+                )
+            )
+    return results
+
+
+def trainings(
+    recipe: Recipe, size: str, only: Iterable[str], overrides: Mapping[str, object]
+) -> dict[str, Training]:
+    """Row name → what to train. Rows without this size or of a method that does not exist yet are left out, aloud."""
+    known("size", size, SIZES)
+    plain_name("recipe name", recipe.name)
+    rows = {plain_name("row name", row.name): row for row in recipe.rows}
+    asked = [known(f"row of {recipe.name}:", name, rows) for name in only]
+    chosen = {}
+    for name in asked or rows:
+        reason = why_not(rows[name], size)
+        if reason is None:
+            chosen[name] = checked(rows[name], size, overrides)
+        elif asked:
+            raise InvalidValue(f"row {name!r} of {recipe.name} {reason}.")
+        else:
+            warnings.warn(f"row {name!r} of {recipe.name} {reason}: left out.", stacklevel=3)
+    return chosen
+
+
+def why_not(row: Row, size: str) -> str | None:
+    training = row.cpu if size == "cpu" else row.paper
+    if training is None:
+        return f"has no {size} size"
+    return None if training.method in METHODS else f"needs the method {training.method!r}, which is not here"
+
+
+def checked(row: Row, size: str, overrides: Mapping[str, object]) -> Training:
+    training = row.cpu if size == "cpu" else row.paper
+    assert training is not None  # `why_not` has seen to it
+    changed = with_overrides(training, overrides)
+    check_training(changed)
+    return changed
+
+
+def seed_list(seeds: int | Sequence[int]) -> list[int]:
+    if isinstance(seeds, Sequence):
+        return [check_seed(seed) for seed in seeds]
+    return list(range(whole_number("seeds", seeds, 1)))
+
+
+def run_path(out: str | PathLike[str], recipe: str, size: str, row: str, seed: int) -> Path:
+    return Path(out) / plain_name("recipe name", recipe) / size / plain_name("row name", row) / f"seed-{seed}"

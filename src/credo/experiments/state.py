@@ -1,0 +1,104 @@
+"""All that changes while a run trains, in one place: what is not here is a function of the recipe and the seed."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.data.batches import Batches
+from credo.errors import InvalidValue
+from credo.experiments.learners import Learner, Outcome
+from credo.experiments.log import LogRow
+from credo.optim import TemperingSchedule
+
+
+class Running:
+    """Sums over the epoch under way, on the model's device: reading them at every step would wait for it."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits, examples
+        self.seconds = 0.0
+
+    def add(self, outcome: Outcome, examples: int) -> None:
+        self.sums[0] += outcome.loss.double() * examples
+        self.sums[1] += outcome.hits
+        self.sums[2] += examples
+
+    def means(self) -> dict[str, float]:
+        loss, hits, examples = self.sums.tolist()
+        return {"train_accuracy": hits / examples, "train_nll": loss / examples}
+
+    def reset(self) -> None:
+        self.sums.zero_()
+        self.seconds = 0.0
+
+
+class RunState:
+    """Exact at every step boundary: weights, optimiser, τ, data position, random streams, sums, log."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        learner: Learner,
+        tempering: TemperingSchedule | None,
+        batches: Batches,
+        device: torch.device,
+    ) -> None:
+        self.model, self.learner, self.tempering, self.batches = model, learner, tempering, batches
+        self.device = device
+        self.step = 0  # taken so far
+        self.epoch = 0  # trained, evaluated and logged
+        self.running = Running(device)
+        self.log: list[LogRow] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "model": dict(self.model.state_dict()),
+            "learner": self.learner.state_dict(),
+            "tempering": None if self.tempering is None else self.tempering.state_dict(),
+            "batches": self.batches.state_dict(),
+            "random": random_state(self.device),
+            "sums": self.running.sums,
+            "seconds": self.running.seconds,
+            "log": self.log,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Checks that the saved model is this one before anything is changed."""
+        refuse_other_model(self.model, saved["model"])
+        self.batches.load_state_dict(saved["batches"])
+        self.learner.load_state_dict(saved["learner"])
+        self.model.load_state_dict(saved["model"])
+        if self.tempering is not None and saved["tempering"] is not None:
+            self.tempering.load_state_dict(saved["tempering"])
+        self.running.sums.copy_(saved["sums"])
+        self.running.seconds = saved["seconds"]
+        self.step, self.epoch, self.log = saved["step"], saved["epoch"], saved["log"]
+        set_random_state(self.device, saved["random"])
+
+
+def refuse_other_model(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    own = model.state_dict()
+    wrong = [f"{name!r} is in only one of them" for name in sorted(own.keys() ^ saved.keys())]
+    for name in sorted(own.keys() & saved.keys()):
+        if own[name].shape != saved[name].shape or own[name].dtype != saved[name].dtype:
+            pair = [f"{tuple(t.shape)} {t.dtype}" for t in (saved[name], own[name])]
+            wrong.append(f"{name!r} was saved as {pair[0]} and is {pair[1]} here")
+    if wrong:
+        raise InvalidValue(f"the checkpoint belongs to another model: {'; '.join(wrong[:5])}.")
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The global streams, which dropout draws from: the CPU's, and the device's if it has one of its own."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type not in ("cpu", "meta"):
+        states[device.type] = torch.get_device_module(device).get_rng_state(device)
+    return states
+
+
+def set_random_state(device: torch.device, states: dict[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type in states and device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(states[device.type], device)

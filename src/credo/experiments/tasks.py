@@ -1,0 +1,132 @@
+"""What a task decides: the loss of a batch, what is counted while training, and the scores of a prediction."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from credo import metrics
+from credo.errors import InvalidValue
+from credo.experiments.names import known
+from credo.predict import predict
+from credo.predict.functions import AnyPosterior
+
+TASKS = ("classification", "regression")
+
+
+class Task(ABC):
+    """The loss is −log p(y|x, w), a mean over examples: what both a posterior and a weight decay are relative to."""
+
+    @abstractmethod
+    def losses(self, output: Tensor, targets: Tensor) -> Tensor:
+        """The negative log-likelihood of each example, (M,), in nats."""
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Their mean."""
+        return self.losses(output, targets).mean()
+
+    @abstractmethod
+    def hits(self, output: Tensor, targets: Tensor) -> Tensor:
+        """How many of the (…, M) examples are right, summed over the last dimension; NaN where that makes no sense."""
+
+    @abstractmethod
+    def predict(
+        self, model: nn.Module, posterior: AnyPosterior, inputs: Iterable[Any], samples: int, seed: int
+    ) -> dict[str, Tensor]:
+        """All that figures and scores need of a prediction, by name, examples first."""
+
+    @abstractmethod
+    def scores(self, prediction: dict[str, Tensor], targets: Tensor) -> dict[str, float]:
+        """The metrics of a prediction."""
+
+    @abstractmethod
+    def ood_scores(self, familiar: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float]:
+        """How well unfamiliar inputs are told apart."""
+
+    @abstractmethod
+    def curve(self, prediction: dict[str, Tensor], targets: Tensor) -> dict[str, list[float]]:
+        """The calibration curve, bin by bin."""
+
+
+@final
+class Classification(Task):
+    def losses(self, output: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(output, targets, reduction="none")
+
+    def hits(self, output: Tensor, targets: Tensor) -> Tensor:
+        return (output.argmax(-1) == targets).sum(-1).double()
+
+    def predict(
+        self, model: nn.Module, posterior: AnyPosterior, inputs: Iterable[Any], samples: int, seed: int
+    ) -> dict[str, Tensor]:
+        prediction = predict(model, posterior, inputs, samples=samples, seed=seed)
+        kept = {
+            "probs": prediction.probs,
+            "entropy": prediction.entropy,
+            "mutual_information": prediction.mutual_information,
+        }
+        return {name: tensor.cpu() for name, tensor in kept.items()}
+
+    def scores(self, prediction: dict[str, Tensor], targets: Tensor) -> dict[str, float]:
+        functions = ("accuracy", "nll", "brier", "ece", "auroc")
+        return {name: getattr(metrics, name)(prediction["probs"], targets) for name in functions}
+
+    def ood_scores(self, familiar: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float]:
+        inside, outside = familiar["probs"], other["probs"]
+        return {
+            "ood_auroc": metrics.ood_auroc(inside, outside),
+            "ood_fpr95": metrics.fpr_at_tpr(inside, outside, tpr=0.95),
+        }
+
+    def curve(self, prediction: dict[str, Tensor], targets: Tensor) -> dict[str, list[float]]:
+        found = metrics.calibration_curve(prediction["probs"], targets)
+        return {name: getattr(found, name).tolist() for name in ("confidence", "accuracy", "examples")}
+
+
+@final
+class Regression(Task):
+    """p(y|x, w) = N(y; f(x, w), σ²) with σ² = `noise`, in the units of the targets."""
+
+    def __init__(self, noise: float = 1.0) -> None:
+        if not (math.isfinite(noise) and noise > 0):
+            raise InvalidValue(f"noise_variance must be a finite number above 0, got {noise!r}.")
+        self._noise = noise
+
+    def losses(self, output: Tensor, targets: Tensor) -> Tensor:
+        output = output.flatten(1)
+        squares = (output - targets.reshape(output.shape)).square().sum(1)
+        constant = math.log(2 * math.pi * self._noise) * output.shape[1]
+        return 0.5 * (squares / self._noise + constant)
+
+    def hits(self, output: Tensor, targets: Tensor) -> Tensor:
+        return torch.tensor(math.nan, dtype=torch.float64, device=output.device)
+
+    def predict(
+        self, model: nn.Module, posterior: AnyPosterior, inputs: Iterable[Any], samples: int, seed: int
+    ) -> dict[str, Tensor]:
+        task: Literal["regression"] = "regression"
+        prediction = predict(
+            model, posterior, inputs, samples=samples, seed=seed, task=task, noise=self._noise
+        )
+        kept = {"mean": prediction.mean, "variance": prediction.variance, "epistemic": prediction.epistemic}
+        return {name: tensor.cpu() for name, tensor in kept.items()}
+
+    def scores(self, prediction: dict[str, Tensor], targets: Tensor) -> dict[str, float]:
+        mean, variance = prediction["mean"].double(), prediction["variance"].double()
+        squares = (mean - targets.reshape(mean.shape).double()).square()
+        nll = 0.5 * (squares / variance + (2 * math.pi * variance).log())
+        return {"rmse": squares.mean().sqrt().item(), "nll": nll.flatten(1).sum(1).mean().item()}
+
+    def ood_scores(self, familiar: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float]:
+        return {}
+
+    def curve(self, prediction: dict[str, Tensor], targets: Tensor) -> dict[str, list[float]]:
+        return {}
+
+
+def task_of(name: str, noise: float = 1.0) -> Task:
+    return Classification() if known("task", name, TASKS) == "classification" else Regression(noise)

@@ -1,0 +1,248 @@
+"""The one training loop: any method, any model, any data; killed at any moment, it ends as if it had not been.
+
+train ── prepare: data, model, learner, schedules          functions of the recipe and the seed
+      ── restore the last checkpoint, if there is one      all that changes (`state`)
+      ── for each epoch: train, evaluate, log, maybe save
+      ── finish: predictions, posterior, result
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.data.batches import Batches
+from credo.errors import InvalidValue
+from credo.experiments.checkpoint import Checkpoints
+from credo.experiments.checks import check_resume, check_seed, check_training
+from credo.experiments.evaluation import Evaluator
+from credo.experiments.examples import RunData, run_data
+from credo.experiments.finish import write_result
+from credo.experiments.log import write_log
+from credo.experiments.methods import method_of
+from credo.experiments.networks import build_model
+from credo.experiments.progress import Silent, Watcher
+from credo.experiments.recipe import Training
+from credo.experiments.results import Result, load_result
+from credo.experiments.run_folder import RunFolder, RunName
+from credo.experiments.saving import Checkpointing, Saver
+from credo.experiments.schedules import LearningRate, learning_rate, tempering
+from credo.experiments.state import RunState
+from credo.experiments.stopping import Stop, StopRequest, stop_request
+from credo.experiments.tasks import task_of
+
+Prediction = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the loop works with; only `state` changes."""
+
+    training: Training
+    seed: int
+    folder: RunFolder
+    data: RunData
+    state: RunState
+    rate: LearningRate
+    evaluator: Evaluator
+    saver: Saver
+    stop: StopRequest
+    watcher: Watcher
+
+
+def train(
+    training: Training,
+    seed: int,
+    folder: str | PathLike[str],
+    *,
+    resume: str | bool = "auto",
+    data_root: str | PathLike[str] | None = None,
+    watcher: Watcher | None = None,
+    name: RunName | None = None,
+    checkpointing: Checkpointing | None = None,
+    device: str = "cpu",
+) -> Result:
+    """Train, evaluate and keep everything in `folder`; the same training and seed give the same bits.
+
+    resume: "auto" goes on from the last checkpoint if there is one; "fallback" does too, and takes the one before a
+        damaged one; True is an error without a checkpoint; False starts afresh and removes what was there.
+        A finished run is returned as it is. A run of other settings is an error if they are part of its identity
+        (`run_folder.IDENTITY`), and else a warning: the new settings hold from there on.
+    SIGTERM and Ctrl-C finish the step under way and save; then the process ends with 143, or KeyboardInterrupt.
+    torch's global generator, which dropout and initialisation draw from, is forked: afterwards it is as before.
+    """
+    check_training(training)
+    check_seed(seed)
+    check_resume(resume)
+    place = RunFolder(folder)
+    if place.finished and resume is not False:
+        place.compare(training, seed, strictly=True)
+        return load_result(place.path)
+    place.make()
+    with place.locked(), stop_request() as stop, private_randomness(seed, torch.device(device)):
+        root = None if data_root is None else Path(data_root)
+        run = prepare(
+            training, seed, place, root, checkpointing or Checkpointing(), stop, watcher or Silent(), device
+        )
+        begin(run, resume, name or RunName())
+        follow(run)
+    return load_result(place.path)
+
+
+def follow(run: Run) -> None:
+    """From wherever the state is to the end."""
+    state, prediction = run.state, None
+    run.watcher.started(title(run), run.training.epochs, len(state.batches), state.step)
+    try:
+        while state.epoch < run.training.epochs:
+            train_rest_of_epoch(run)
+            prediction = evaluate_epoch(run)
+            run.saver.save_if_due(last=state.epoch == run.training.epochs)
+        finish(run, prediction)
+    except Stop:
+        run.saver.save()
+        run.stop.leave()
+    finally:
+        run.watcher.ended()
+
+
+def train_rest_of_epoch(run: Run) -> None:
+    """The batches that are left; none if the run was stopped between the last batch and the evaluation."""
+    state = run.state
+    if state.batches.epoch > state.epoch:
+        return
+    state.model.train()
+    start = time.perf_counter()
+    for inputs, targets in state.batches:
+        run.rate.set(state.learner.optimizer, state.step)
+        outcome = state.learner.train_batch(inputs, targets)
+        if state.tempering is not None:
+            state.tempering.step()
+        state.running.add(outcome, len(targets))
+        state.step += 1
+        if run.saver.is_due() or run.stop.signal is not None:
+            state.running.seconds += time.perf_counter() - start
+            run.saver.save()
+            start = time.perf_counter()
+        run.watcher.stepped(state.step)
+        run.stop.check()
+    state.running.seconds += time.perf_counter() - start
+
+
+def evaluate_epoch(run: Run) -> Prediction:
+    """Scores on the test data, a line of the log, and on to the next epoch."""
+    state, groups = run.state, run.state.learner.optimizer.param_groups
+    prediction = run.evaluator.predict(state.model, state.learner.posterior(), run.data.test)
+    row = {
+        "epoch": state.epoch + 1,
+        "lr": run.rate.at(state.step - 1),
+        "tempering": groups[0].get("tempering"),
+        **state.running.means(),
+        **run.evaluator.scores(prediction),
+        "refused": state.learner.refused,
+        "seconds": state.running.seconds,
+    }
+    state.log.append(row)
+    state.epoch += 1
+    state.running.reset()
+    write_log(run.folder.log, state.log)
+    run.watcher.epoch_ended(row)
+    return prediction
+
+
+def finish(run: Run, test: Prediction | None) -> None:
+    """Predictions for all sets, the posterior, the model, and at the very end the result."""
+    model, belief = run.state.model, run.state.learner.posterior()
+    test = test or run.evaluator.predict(
+        model, belief, run.data.test
+    )  # None after a resume past the last epoch
+    unfamiliar = {name: run.evaluator.predict(model, belief, part) for name, part in run.data.ood.items()}
+    write_log(run.folder.log, run.state.log)
+    write_result(run.folder, run.training, run.data, run.state, run.evaluator, test, unfamiliar)
+
+
+def prepare(
+    training: Training,
+    seed: int,
+    folder: RunFolder,
+    data_root: Path | None,
+    checkpointing: Checkpointing,
+    stop: StopRequest,
+    watcher: Watcher,
+    device: str,
+) -> Run:
+    place = torch.device(device)
+    data = run_data(training, data_root)
+    task = task_of(training.task, float(training.settings.get("noise_variance", 1.0)))
+    model = build_model(training, data.shape, data.outputs).to(place)
+    learner = method_of(training.method).build(
+        model, task, data_size=len(data.train), seed=seed, settings=settings_with_augmentation(training, data)
+    )
+    batches = Batches(
+        data.train,
+        training.batch_size,
+        shuffle=True,
+        seed=seed,
+        augmentation=data.augmentation,
+        normalise=data.normalise,
+        device=place,
+    )
+    rate = learning_rate(training, learner.optimizer, len(batches))
+    temper = tempering(training, learner.optimizer, len(batches))
+    state = RunState(model, learner, temper, batches, place)
+    evaluator = Evaluator(task, data.normalise, training.samples, seed, place, stop.check)
+    saver = Saver(Checkpoints(folder.checkpoints, checkpointing.keep), state, checkpointing)
+    return Run(training, seed, folder, data, state, rate, evaluator, saver, stop, watcher)
+
+
+def begin(run: Run, resume: str | bool, name: RunName) -> None:
+    """Fresh, or where the last checkpoint was. The first save shows at once whether the folder can be written."""
+    checkpoints, folder = run.saver.checkpoints, run.folder
+    if resume is False:
+        folder.clear()
+        checkpoints.clear()
+    if resume is True and not checkpoints.complete():
+        raise InvalidValue(
+            f"resume=True, and {checkpoints.folder} has no checkpoint. Leave resume out to start a new run."
+        )
+    changes: list[Any] = []
+    if checkpoints.complete():
+        drift = folder.compare(run.training, run.seed, strictly=False)
+        saved: dict[str, Any] = checkpoints.load_last(fall_back=resume == "fallback")
+        run.state.load_state_dict(saved)
+        run.rate.set(run.state.learner.optimizer, max(run.state.step - 1, 0))  # as the last step left it
+        changes = folder.read_config()["changes"]
+        changes += [{"step": run.state.step, "changes": drift}] if drift else []
+    if not checkpoints.complete() or changes:
+        folder.write_config(run.training, run.seed, name, changes)
+    write_log(folder.log, run.state.log)
+    run.saver.save()
+
+
+def settings_with_augmentation(training: Training, data: RunData) -> dict[str, Any]:
+    """ρ of the augmentation reaches a method that knows what to do with it, unless the recipe says otherwise."""
+    takes_it = "augmentation" in method_of(training.method).options
+    rho = {"augmentation": data.augmentation.rho} if data.augmentation is not None and takes_it else {}
+    return {**rho, **training.settings}
+
+
+def title(run: Run) -> str:
+    return f"{method_of(run.training.method).title}, seed {run.seed}"
+
+
+@contextmanager
+def private_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """torch's global streams, seeded for this run and put back after it."""
+    accelerated = device.type not in ("cpu", "meta")
+    devices = [device.index or 0] if accelerated else []
+    with torch.random.fork_rng(devices, device_type=device.type if accelerated else "cuda"):
+        torch.default_generator.manual_seed(seed)
+        if accelerated:
+            torch.get_device_module(device).manual_seed(seed)
+        yield

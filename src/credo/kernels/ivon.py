@@ -1,0 +1,100 @@
+"""IVON's update in one pass over the parameters, and the way from a sample back to the mean."""
+
+from ctypes import c_int64
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from credo.kernels import lists
+from credo.kernels.lists import Row
+from credo.kernels.native import integers
+
+LARGEST = 1e30  # an infinite curvature would be a variance of zero
+
+
+class Settings(NamedTuple):
+    """The numbers of one update."""
+
+    lr: float  # α
+    beta1: float  # b₁, the weight of the old momentum
+    beta2: float  # b₂, the weight of the old curvature
+    correction: float  # 1/(1 − b₁ᵗ)
+    radius: float  # of the clipped step; infinite without
+    gradient_unit: float  # ĝ = gradient_unit · gradient
+    product_unit: float  # ĥ = product_unit · product · (h + δ̃)
+
+
+@torch.no_grad()
+def restore_all_(weights: Row, means: Row, products: Row, gradients: Row, add: bool) -> None:
+    """product ← (product +) gradient·(weight − mean), then weight ← mean."""
+    if not weights:
+        return
+    rows = weights, means, products, gradients
+    kernel = lists.native("restore", *rows) if lists.aligned(*rows) else None
+    if kernel is not None:
+        kernel(lists.addresses(*rows), *_layout(weights), c_int64(add), _threads())
+        increment_version([*weights, *products])
+        return
+    for weight, mean, product, gradient in zip(*rows, strict=True):
+        own = gradient.to(product.dtype) * (weight.to(product.dtype) - mean)
+        product.add_(own) if add else product.copy_(own)
+        weight.copy_(mean)
+
+
+@torch.no_grad()
+def ivon_all_(
+    means: Row,  # μ
+    momenta: Row,  # m
+    curvatures: Row,  # h
+    gradients: Row,
+    products: Row,  # Σ gradient·(w − μ)
+    prior: float | Row,  # δ̃, one number or a tensor for each
+    prior_means: Row | None,  # μ₀, zero when None
+    settings: Settings,
+) -> None:
+    """m ← b₁m + (1−b₁)ĝ,  h ← h + d + d²/2(h+δ̃) with d = (1−b₂)(ĥ−h),  μ ← μ − α·clip((m̄ + δ̃(μ−μ₀)) / (h+δ̃))."""
+    if not means:
+        return
+    number, priors = (float(prior), None) if isinstance(prior, float | int) else (0.0, prior)
+    rows = [means, momenta, curvatures, gradients, products]
+    given = [row for row in (priors, prior_means) if row is not None]
+    kernel = lists.native("ivon", *rows, *given) if lists.aligned(*rows, *given) else None
+    if kernel is not None:
+        numbers = lists.doubles(*settings, number)
+        kernel(lists.addresses(*rows, priors, prior_means), *_layout(means), numbers, _threads())
+        increment_version([*means, *momenta, *curvatures])
+        return
+    for k, mean in enumerate(means):
+        own_prior = number if priors is None else priors[k]
+        own_mean = None if prior_means is None else prior_means[k]
+        state = momenta[k], curvatures[k]
+        _ivon_twin(mean, *state, gradients[k], products[k], own_prior, own_mean, settings)
+
+
+def _ivon_twin(
+    mean: Tensor,
+    momentum: Tensor,
+    curvature: Tensor,
+    gradient: Tensor,
+    product: Tensor,
+    prior: float | Tensor,
+    prior_mean: Tensor | None,
+    settings: Settings,
+) -> None:
+    away = mean if prior_mean is None else mean - prior_mean
+    momentum.mul_(settings.beta1).add_(gradient, alpha=(1 - settings.beta1) * settings.gradient_unit)
+    total = curvature + prior
+    d = (product * total).mul_(settings.product_unit).sub_(curvature).mul_(1 - settings.beta2)
+    curvature.add_(d).add_(d * (d / (2 * total))).clamp_(max=LARGEST)
+    step = (momentum * settings.correction + away * prior) / (curvature + prior)
+    mean.sub_(settings.lr * step.clamp_(-settings.radius, settings.radius))
+
+
+def _layout(tensors: Row) -> tuple[object, c_int64]:
+    return integers(*[tensor.numel() for tensor in tensors]), c_int64(len(tensors))
+
+
+def _threads() -> c_int64:
+    return c_int64(torch.get_num_threads())

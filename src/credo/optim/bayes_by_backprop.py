@@ -1,0 +1,289 @@
+"""Bayes by Backprop (Blundell et al. 2015) with local reparameterisation: gradients of μ and σ, by any torch optimiser.
+
+With N the data size times ρ and q = N(μ, diag σ²), it minimises
+
+    E_q[ℓ̄(w)] + τ·KL(q‖p)/N,   KL = Σⱼ ½(σⱼ²/σ₀ⱼ² − 1 − log(σⱼ²/σ₀ⱼ²) + (μⱼ−μ₀ⱼ)²/σ₀ⱼ²)
+
+ℓ̄ the mean loss over examples, the KL summed over all weights. The gradient of the first term is taken at samples,
+that of the second is exact. What is moved beside μ is log σ².
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from credo.curvature.contribution import widen
+from credo.errors import InvalidType
+from credo.kernels import noise
+from credo.optim import arguments
+from credo.optim.base import BayesianOptimizer
+from credo.optim.gathering import Gathered, Seen
+from credo.optim.inner import Build, Inner, Moved, adam
+from credo.optim.priors import take_prior
+from credo.optim.reparameterisation import Reparameterised, Uncertain
+from credo.posterior import DiagonalPosterior, Posterior
+from credo.posterior.gaussian import kl_terms, total
+
+LOG_VARIANCES = (
+    -60.0,
+    60.0,
+)  # between these a variance is a positive float32, whatever the inner optimiser does
+INITIALISATION = 2**64 - 1  # the stream of noise that no draw will reach
+
+
+def objective_gradients(
+    mean: Tensor,  # μ
+    variance: Tensor,  # σ²
+    gradient: Tensor,  # ∂E[ℓ̄]/∂μ
+    variance_gradient: Tensor,  # ∂E[ℓ̄]/∂σ²
+    prior_precision: float | Tensor,  # 1/σ₀²
+    prior_mean: Tensor | None,  # μ₀, zero when None
+    weight: float,  # τ/N
+) -> tuple[Tensor, Tensor]:
+    """The gradient of E[ℓ̄] + weight·KL by μ and by log σ²."""
+    away = mean if prior_mean is None else mean - prior_mean
+    pull = weight * prior_precision
+    by_log_variance = (variance_gradient + 0.5 * pull).mul_(variance).sub_(0.5 * weight)
+    return gradient + pull * away, by_log_variance
+
+
+@final
+class GatheredVariances(Gathered):
+    """`gradients` holds Σₖ ∂ℓ/∂σ², and `variances` the σ² of the samples, by the parameter's id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.variances: dict[int, Tensor] = {}
+        self.gradients: dict[int, Tensor] = {}
+        self._parameters: Sequence[Tensor] = ()
+
+    def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
+        assert isinstance(seen, Reparameterised)
+        self._parameters = parameters
+        for key, belief in seen.uncertain.items():
+            grad = belief.variance.grad
+            if grad is not None:
+                self.variances[key] = belief.variance.detach()
+                self.gradients[key] = self.gradients[key].add_(grad) if key in self.gradients else grad
+
+    def tensors(self) -> Iterable[Tensor]:
+        """Norms: Adam squares the gradients, and an overflow there would stay for ever."""
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        return torch._foreach_norm([*grads, *self.gradients.values()]) if grads else ()
+
+
+@final
+class BayesByBackprop(BayesianOptimizer):
+    """Mean-field variational inference on an unmodified model.
+
+        optimizer = credo.BayesByBackprop(model, data_size=len(train_set))
+        loss = optimizer.step(closure)
+        posterior = optimizer.posterior()
+
+    params: as for `VOGN`; a group may have its own lr, prior_precision, tempering, local, deterministic.
+    inner: makes the optimiser that moves μ and log σ², from parameter groups: torch.optim.Adam unless given, or
+        say `functools.partial(torch.optim.SGD, momentum=0.9)`. Schedules of lr are set on this optimiser.
+    local: noise on the outputs of Linear and Conv layers instead of on their weights (see `reparameterisation`).
+        Inside a block the weights then hold the mean, and no single sample exists; `p.detach()` shows one.
+    initial_log_variance: where log σ² starts; None: at the prior's.
+    initial_mean_sd: draws μ anew from N(0, sd²), the paper's 0.1 say; None keeps the model's own initialisation.
+    mc_samples: K samples of all layers a step, each on the whole minibatch.
+    """
+
+    _kept = ("_inner",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        *,
+        data_size: float,  # N
+        inner: Build = adam,
+        prior_precision: float = 1.0,  # δ = 1/σ₀²
+        prior: Posterior | None = None,
+        tempering: float = 1.0,  # τ
+        mc_samples: int = 1,  # K
+        local: bool = True,
+        augmentation: float = 1.0,  # ρ
+        initial_log_variance: float | None = -6.0,  # log σ²
+        initial_mean_sd: float | None = None,
+        reduction: str = "mean",
+        seed: int = 0,
+    ):
+        defaults = {
+            "lr": arguments.learning_rate(lr),
+            "prior_precision": prior_precision,  # δ
+            "tempering": tempering,  # τ
+            "local": local,
+        }
+        settings = {
+            "data_size": arguments.whole("data_size", data_size, 1),  # N
+            "augmentation": arguments.number("augmentation", augmentation, 1, math.inf),  # ρ
+            "mc_samples": arguments.whole("mc_samples", mc_samples, 1),  # K
+            "initial_log_variance": initial_log_variance,
+            "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
+            "seed": arguments.seed(seed),
+        }
+        if initial_log_variance is not None:
+            arguments.number("initial_log_variance", initial_log_variance, *LOG_VARIANCES)
+        if initial_mean_sd is not None:
+            arguments.number("initial_mean_sd", initial_mean_sd, 0, math.inf)
+        super().__init__(params, defaults, settings)
+        if prior is not None:
+            take_prior(self, prior)
+        self._inner = Inner(inner, [self._inner_group(group) for group in self.param_groups])
+        settings["inner"] = self._inner.method
+        if initial_mean_sd is not None:
+            self._initialise_means(initial_mean_sd)
+
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        arguments.learning_rate(group["lr"])
+        arguments.number("prior_precision", group["prior_precision"], 0, math.inf, open_low=True)
+        arguments.number("tempering", group["tempering"], 0, 1, open_low=True)
+        if not isinstance(group["local"], bool):
+            raise InvalidType(f"local must be True or False, got {group['local']!r}.")
+
+    # Blocks
+
+    @contextmanager
+    def _sample(self, parameters: list[Tensor]) -> Iterator[Reparameterised]:
+        seed, draw = self.settings["seed"], self.counters["draws"]
+        subjects, uncertain = self._subjects(parameters), self._uncertain()
+        with Reparameterised(subjects, self.settings["reduction"], uncertain, seed, draw) as seen:
+            try:
+                yield seen
+            finally:
+                seen.closed = True
+        self.counters["draws"] += 1
+
+    def _run(self, closure: Callable[[], Tensor]) -> Tensor:
+        return self._run_in_turn(closure)
+
+    def _nothing_gathered(self) -> GatheredVariances:
+        return GatheredVariances()
+
+    def _uncertain(self) -> list[Uncertain]:
+        """Every trainable parameter that has a variance; its number among all parameters is that of its noise."""
+        names, places = self.names(), {p: k for k, p in enumerate(self._all())}
+        found = [
+            (p, group["local"], self._log_variance(group, p))
+            for group in self.param_groups
+            if not group["deterministic"]
+            for p in group["params"]
+            if p.requires_grad
+        ]
+        variances = torch._foreach_exp([log_variance for _, _, log_variance in found]) if found else ()
+        return [
+            Uncertain(names[id(p)], p, variance.requires_grad_(), places[p], local)
+            for (p, local, _), variance in zip(found, variances, strict=True)
+        ]
+
+    # Steps
+
+    def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
+        assert isinstance(gathered, GatheredVariances)
+        per_example = 1 if self.settings["reduction"] == "mean" else gathered.examples / gathered.samples
+        units = (
+            1 / (gathered.samples * per_example * gradient_scale),
+            1 / (gathered.samples * per_example * squares_scale),
+        )
+        for group in self.param_groups[len(self._inner.optimizer.param_groups) :]:
+            self._inner.add_group(self._inner_group(group))
+        self._inner.step(
+            [(float(group["lr"]), list(self._moves(group, gathered, *units))) for group in self.param_groups]
+        )
+        learned = [state["log_variance"] for state in self.state.values() if "log_variance" in state]
+        if learned:
+            torch._foreach_clamp_min_(learned, LOG_VARIANCES[0])
+            torch._foreach_clamp_max_(learned, LOG_VARIANCES[1])
+
+    def _moves(
+        self, group: dict[str, Any], gathered: GatheredVariances, unit: float, variance_unit: float
+    ) -> Iterator[Moved]:
+        """The parameters of a group that the loss has reached, and their log variances."""
+        weight = group["tempering"] / self.data_size
+        for p in group["params"]:
+            state = self.state[p]
+            if p.grad is None:
+                continue
+            if group["deterministic"] or id(p) not in gathered.gradients:
+                yield Moved(p.detach(), p.grad * unit, state, "mean.")
+                continue
+            by_mean, by_log_variance = objective_gradients(
+                p.detach(),
+                gathered.variances[id(p)],
+                p.grad if unit == 1 else p.grad * unit,
+                gathered.gradients[id(p)] * variance_unit,
+                state.get("prior_precision", group["prior_precision"]),
+                state.get("prior_mean"),
+                weight,
+            )
+            yield Moved(p.detach(), by_mean.to(p.dtype), state, "mean.")
+            yield Moved(state["log_variance"], by_log_variance, state, "log_variance.")
+
+    # State
+
+    def _log_variance(self, group: Mapping[str, Any], p: Tensor) -> Tensor:
+        """log σ² of a parameter, beside it; there from the first time it is asked for."""
+        state: dict[str, Any] = self.state[p]
+        wide = widen(p.detach())
+        if "log_variance" not in state:
+            start = self.settings["initial_log_variance"]
+            if start is None:
+                precision = state.get("prior_precision", group["prior_precision"])
+                start = -torch.log(torch.as_tensor(precision, device=p.device))
+            state["log_variance"] = torch.zeros_like(wide).add_(start)
+        for name in ("log_variance", "prior_precision", "prior_mean"):
+            if name in state and (state[name].device, state[name].dtype) != (wide.device, wide.dtype):
+                state[name] = state[name].to(wide)
+        return state["log_variance"]  # type: ignore[no-any-return]
+
+    def _inner_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        uncertain = [] if group["deterministic"] else group["params"]
+        tensors = [p.detach() for p in group["params"]] + [self._log_variance(group, p) for p in uncertain]
+        return {"params": tensors, "lr": float(group["lr"])}
+
+    @torch.no_grad()
+    def _initialise_means(self, sd: float) -> None:
+        for k, p in enumerate(self._all()):
+            if "log_variance" in self.state[p]:
+                noise.normal_(p, self.settings["seed"], INITIALISATION, k)
+                p.mul_(sd)
+
+    def _all(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    # What is believed
+
+    @torch.no_grad()
+    def posterior(self) -> DiagonalPosterior:
+        """N(μ, diag σ²)."""
+        self._refuse_inside("take the posterior")
+        names, first = self.names(), self.param_groups[0]
+        mean = {names[id(p)]: p.detach() for p in self._trainable()}
+        variance = {u.name: u.variance for u in self._uncertain()}
+        metadata = {
+            "method": type(self).__name__,
+            "data_size": self.settings["data_size"],
+            "augmentation": self.settings["augmentation"],
+            "tempering": first["tempering"],
+            "prior_precision": first["prior_precision"],
+            "step": self.counters["step"],
+        }
+        return DiagonalPosterior(mean, variance, metadata)
+
+    @torch.no_grad()
+    def kl(self) -> Tensor:
+        """KL(q‖p), summed over all weights, in nats; the objective has τ/N times it."""
+        terms = []
+        for group in self.param_groups:
+            for p in () if group["deterministic"] else group["params"]:
+                variance, state = self._log_variance(group, p).double().exp(), self.state[p]
+                precision = torch.as_tensor(state.get("prior_precision", group["prior_precision"])).double()
+                prior_mean = state.get("prior_mean", torch.zeros_like(variance))
+                terms.append(kl_terms(p.detach(), variance, prior_mean, precision.reciprocal()))
+        return total(terms, self._all()[0].device)

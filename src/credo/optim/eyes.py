@@ -1,0 +1,149 @@
+"""Eyes on one block for methods without per-example gradients: which parameters were used, and what went back.
+
+A plain backward pass does not say how many examples it was over. That is read from the operations in which
+examples meet parameters; only a loss that is a sum needs it.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from credo.curvature.engine import ENGINE_CALLS, EngineCall, read_engine_call
+from credo.curvature.inspections import INSPECTIONS
+from credo.curvature.operation import lead_before_merge
+from credo.curvature.provenance import Provenance, tensors_in
+from credo.curvature.subjects import Subjects
+from credo.errors import CallOrderError, InvalidValue, UnsupportedOperation
+
+CONVOLUTIONS = {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}  # how many dimensions a batch has
+_ON_ROWS = frozenset((F.linear, F.embedding, *CONVOLUTIONS))
+_WATCHED_INSPECTIONS = {Tensor.detach}  # it shows the values, and those are a sample
+
+
+class Eyes(TorchFunctionMode, ABC):
+    """`examples` went back so far; `used` are the ids of the parameters that operations in the block have met."""
+
+    def __init__(self, subjects: Subjects, reduction: str):
+        super().__init__()
+        self.examples = 0
+        self.used: set[int] = set()
+        self.forward_number = 0  # of the forward passes that had a backward pass between them
+        self._known = Provenance(subjects.parameters, subjects.constants)
+        self._reduction = reduction
+        self._rows: set[int] = set()  # leading dimensions seen since the last backward pass
+        self._went_back = False
+        self._going_back = False
+
+    @abstractmethod
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A call with a parameter among its arguments."""
+
+    @abstractmethod
+    def _check_gradients(self) -> None:
+        """After a backward pass: whether all gradients belong to the block."""
+
+    @final
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in ENGINE_CALLS:
+            return self._run_engine(func, args, kwargs)
+        if func in INSPECTIONS and func not in _WATCHED_INSPECTIONS:
+            return func(*args, **kwargs)
+        known = self._known
+        if known.touches(args) or (kwargs and known.touches(kwargs.values())):
+            if self.counting:
+                self._note(func, args, kwargs)
+            return self._call(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and (func is torch.arange or known.constant(args)):
+            known.add_constant(result)
+        return result
+
+    @property
+    def counting(self) -> bool:
+        """Whether a call is part of a forward pass: not under no_grad, and not a checkpoint's second run."""
+        return not self._going_back and torch.is_grad_enabled()
+
+    def _note(self, func: Any, args: Any, kwargs: Any) -> None:
+        if self._went_back:
+            self._went_back = False
+            self.forward_number += 1
+            self._rows.clear()
+            self._forget_pass()
+        self.used.update(map(id, tensors_in((*args, *kwargs.values()))))
+        if func in _ON_ROWS:
+            rows = args[0] if args else kwargs["input"]
+            if not self._known.knows(rows):
+                self._rows.add(leading(func, rows))
+
+    @abstractmethod
+    def _forget_pass(self) -> None:
+        """A new forward pass begins after a backward pass."""
+
+    def _run_engine(self, func: Any, args: Any, kwargs: Any) -> Any:
+        call = read_engine_call(func, args, kwargs)
+        if self._going_back or not self._fills_gradients(func, call):
+            with self:
+                return call.run()
+        if not self.used:
+            raise CallOrderError(
+                "the loss was not computed inside the block, so its gradient is not at the sample. Run the forward "
+                "pass inside the block too."
+            )
+        examples = self._count()
+        self._going_back = True
+        try:
+            with self:  # a checkpoint runs its forward during the backward pass
+                result = call.run()
+        finally:
+            self._going_back = False
+        self._check_gradients()
+        self.examples += examples
+        self._went_back = True
+        return result
+
+    def _fills_gradients(self, func: Any, call: EngineCall) -> bool:
+        if func is torch.autograd.grad:
+            return False
+        return call.wanted is None or self._known.touches(call.wanted)
+
+    def _count(self) -> int:
+        """M, where the operations agree on it; 1 where they do not, which only a sum would notice."""
+        if self._rows == {0}:
+            raise InvalidValue("the batch is empty: no example went back.")
+        if len(self._rows) == 1:
+            return next(iter(self._rows))
+        if self._reduction == "sum":
+            seen = f"they have {sorted(self._rows)} rows" if self._rows else "there are none with rows"
+            raise UnsupportedOperation(
+                f"the number of examples cannot be read from the operations: {seen}. Use a mean loss and "
+                "reduction='mean'."
+            )
+        return 1
+
+
+def leading(func: Any, rows: Tensor) -> int:
+    """The number of examples an operation sees."""
+    batched = CONVOLUTIONS.get(func, 2 if func is F.linear else 1)
+    if rows.dim() < batched:
+        return 1
+    merged = lead_before_merge(rows) if func is F.linear else None
+    return rows.shape[0] if merged is None else merged
+
+
+@final
+class Onlooker(Eyes):
+    """Lets everything happen as it is."""
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    def _check_gradients(self) -> None:
+        pass
+
+    def _forget_pass(self) -> None:
+        pass

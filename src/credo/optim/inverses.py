@@ -1,0 +1,58 @@
+"""Inverses of Kronecker factors with damping γ, as square roots: pure functions of A (…, J, J) and G (…, O, O).
+
+    pi      (A + π√γ I)⁻¹ = CCᵀ,  (G + √γ/π I)⁻¹ = RRᵀ,  π² = mean eigenvalue of A over that of G   (the paper's)
+    eigen   A = U diag(a) Uᵀ,  G = V diag(g) Vᵀ;  (A ⊗ G + γI)⁻¹ is 1/(g aᵀ + γ) in these bases      (exact)
+
+The first adds √γ(πG ⊗ I + I ⊗ A/π)-like terms beside γ, so its variance is smaller; it needs Cholesky factors only.
+"""
+
+import torch
+from torch import Tensor
+
+from credo.errors import InvalidValue
+
+FORMS = ("pi", "eigen")
+
+
+def pi_roots(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -> tuple[Tensor, Tensor]:
+    """R and C."""
+    a, g = (_mean_eigenvalue(t) for t in (inputs, outputs))
+    pi = torch.where((a > 0) & (g > 0), a / g, 1.0).sqrt()
+    root = torch.as_tensor(damping, dtype=pi.dtype, device=pi.device).sqrt()
+    return _inverse_root(_shifted(outputs, root / pi)), _inverse_root(_shifted(inputs, root * pi))
+
+
+def eigenbasis(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvectors, and eigenvalues that rounding has not made negative."""
+    values, vectors = torch.linalg.eigh(factor)
+    return vectors.contiguous(), values.clamp_min(0)
+
+
+def eigen_scale(outputs: Tensor, inputs: Tensor, damping: float | Tensor) -> Tensor:
+    """S = 1/√(g aᵀ + γ) from eigenvalues g (…, O) and a (…, J)."""
+    return (outputs.unsqueeze(-1) * inputs.unsqueeze(-2) + damping).rsqrt()
+
+
+def _mean_eigenvalue(factor: Tensor) -> Tensor:
+    return factor.diagonal(dim1=-2, dim2=-1).mean(-1)
+
+
+def _shifted(factor: Tensor, shift: Tensor) -> Tensor:
+    shifted = factor.clone()
+    shifted.diagonal(dim1=-2, dim2=-1).add_(shift.unsqueeze(-1))
+    return shifted
+
+
+def _inverse_root(matrix: Tensor) -> Tensor:
+    """L with LLᵀ the inverse: the transposed inverse of the Cholesky factor; in float64 where float32 is not enough."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if bool(failed.any()):
+        factor, failed = torch.linalg.cholesky_ex(matrix.double())
+    if bool(failed.any()):
+        raise InvalidValue(
+            "a Kronecker factor is singular, and prior_precision and damping are too small to make up for it. "
+            "Raise damping."
+        )
+    identity = torch.eye(matrix.shape[-1], dtype=factor.dtype, device=factor.device)
+    inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
+    return inverse.mT.to(matrix.dtype).contiguous()

@@ -1,0 +1,103 @@
+"""A layer as K-FAC sees it: its parameters, its factors A and G, and the root of their damped inverse."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.curvature.contribution import widen
+from credo.curvature.kronecker import LayerSums
+from credo.optim.checkpoints import FACTORS
+from credo.optim.inverses import eigen_scale, eigenbasis, pi_roots
+from credo.posterior.matrix_normal import Root, as_matrix, from_matrix
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class KroneckerLayer:
+    """[W b] with the numbers of the weight's group; `state` is the optimiser's for the weight."""
+
+    weight: Tensor
+    bias: Tensor | None
+    names: tuple[str, str | None]
+    group: dict[str, Any]
+    state: State
+    place: int  # of the weight among all parameters: the key of its noise
+    shrinkage: float | Tensor  # δ̃, under a posterior as prior its mean over the layer
+
+    @property
+    def members(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of [W b], or of the stack of its groups."""
+        outputs, inputs = self.state["output_factor"].shape, self.state["input_factor"].shape
+        return torch.Size((*outputs[:-1], inputs[-1]))
+
+    def packed(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return as_matrix(weight, bias, self.shape)
+
+    def unpacked(self, matrix: Tensor) -> list[Tensor]:
+        """What belongs to the weight and, if there is one, to the bias."""
+        parts = from_matrix(matrix, self.weight, self.bias is not None)
+        return [part for part in parts if part is not None]
+
+    def invert(self, form: str) -> None:
+        """Refreshes what `root` is made of."""
+        inputs, outputs = self.state["input_factor"], self.state["output_factor"]
+        if form == "pi":
+            damping = self.shrinkage + self.group["damping"]
+            self.state["output_root"], self.state["input_root"] = pi_roots(inputs, outputs, damping)
+        else:
+            self.state["output_root"], self.state["output_eigenvalues"] = eigenbasis(outputs)
+            self.state["input_root"], self.state["input_eigenvalues"] = eigenbasis(inputs)
+
+    def root(self, form: str) -> Root:
+        """Of (A ⊗ G + δ̃ + γ)⁻¹: the covariance is τ/N times it."""
+        rows, columns = self.state["output_root"], self.state["input_root"]
+        if form == "pi":
+            return Root(rows, columns, rows.new_ones(()))
+        damping = self.shrinkage + self.group["damping"]
+        values = self.state["output_eigenvalues"], self.state["input_eigenvalues"]
+        return Root(rows, columns, eigen_scale(*values, damping))
+
+    def pure_root(self, form: str) -> Root:
+        """The same without γ, from the factors as they are now."""
+        inputs, outputs = self.state["input_factor"], self.state["output_factor"]
+        if form == "pi":
+            rows, columns = pi_roots(inputs, outputs, self.shrinkage)
+            return Root(rows, columns, rows.new_ones(()))
+        (rows, values), (columns, others) = eigenbasis(outputs), eigenbasis(inputs)
+        return Root(rows, columns, eigen_scale(values, others, self.shrinkage))
+
+
+def learn(state: State, sums: LayerSums, rate: float, unit: float) -> bool:
+    """A ← (1−β₂)A + β₂Â, G likewise, Ĝ = unit·(what was gathered); the first ones are taken whole. Whether they were."""
+    known = state.get("input_factor")
+    new = known is None or known.shape != sums.inputs.shape
+    if new:
+        forget(state)
+        state["input_factor"], state["output_factor"] = sums.inputs.clone(), sums.outputs * unit
+    else:
+        for kind, found, scale in (("input_factor", sums.inputs, 1.0), ("output_factor", sums.outputs, unit)):
+            state[kind].mul_(1 - rate).add_(found.to(state[kind].dtype), alpha=rate * scale)
+    return new
+
+
+def forget_bias(state: State) -> None:
+    """The bias is frozen: the weights given the bias have the rest of A."""
+    state["input_factor"] = state["input_factor"][..., :-1, :-1].clone()
+
+
+def forget(state: State) -> None:
+    for kind in FACTORS:
+        state.pop(kind, None)
+
+
+def ensure_momentum(p: Tensor, state: State) -> Tensor:
+    if "momentum" not in state:
+        state["momentum"] = torch.zeros_like(widen(p.detach()))
+    return state["momentum"]

@@ -1,0 +1,200 @@
+"""Weights w = μ + σ·ε that can be differentiated by μ and σ², on an unmodified model.
+
+Locally where that is possible: the outputs of a Linear or Conv layer are Gaussian given its inputs, so noise is
+added to them instead of to the weights, fresh for each example, which lowers the variance of the gradient
+(Kingma et al. 2015):
+
+    z = f(x, μ) + √f(x², σ²)·ε
+
+For Linear layers on rows that are examples this is exact. A convolution's outputs at different places share their
+weights, and independent noise neglects that, as in the paper; each output alone has the right distribution.
+Everything else takes one sample of the weights for the block.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from credo.curvature.contribution import widen
+from credo.curvature.operation import lead_before_merge
+from credo.curvature.provenance import tensors_in
+from credo.curvature.subjects import Subjects
+from credo.errors import CallOrderError, UnsupportedOperation
+from credo.kernels import noise, outputs
+from credo.optim.eyes import CONVOLUTIONS, Eyes
+
+_LOCAL = frozenset((F.linear, *CONVOLUTIONS))
+
+
+@dataclass
+class Uncertain:
+    """One parameter in one block: the mean is in the parameter itself."""
+
+    name: str
+    mean: Tensor
+    variance: Tensor  # σ², a leaf of its own whose `.grad` is what the block says about it
+    index: int
+    local: bool
+    sample: Tensor | None = field(default=None)
+
+
+class Perturbed(torch.autograd.Function):
+    """μ + σ·ε; nothing is freed by a backward pass, because several may go through one sample."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, block: "Reparameterised", mean: Tensor, variance: Tensor, epsilon: Tensor
+    ) -> Tensor:
+        sd = variance.sqrt()
+        ctx.block = block
+        ctx.slope = epsilon / (2 * sd)
+        return torch.addcmul(mean, sd, epsilon).to(mean.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
+        ctx.block.refuse_closed()
+        return None, grad, grad * ctx.slope, None
+
+
+class NoisyOutput(torch.autograd.Function):
+    """z = mean + √variance·ε, in the memory of mean and variance, which are operations' results nobody else sees."""
+
+    @staticmethod
+    def forward(ctx: Any, block: "Reparameterised", mean: Tensor, variance: Tensor, index: int) -> Tensor:
+        ctx.mark_dirty(mean)
+        slope = variance.detach()
+        outputs.perturb_(mean, slope, *block.key, index)
+        ctx.block = block
+        ctx.save_for_backward(slope)
+        return mean
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
+        ctx.block.refuse_closed()
+        (slope,) = ctx.saved_tensors
+        return None, grad, grad * slope, None
+
+
+@final
+class Reparameterised(Eyes):
+    """The block of one sample: number `draw` of the run `seed`."""
+
+    def __init__(
+        self, subjects: Subjects, reduction: str, uncertain: Iterable[Uncertain], seed: int, draw: int
+    ):
+        super().__init__(subjects, reduction)
+        self.uncertain: Mapping[int, Uncertain] = {id(u.mean): u for u in uncertain}
+        self.closed = False
+        self.key = seed, draw  # of all noise in the block
+        self._parameters = 1 + max((u.index for u in self.uncertain.values()), default=0)
+        self._uses: dict[
+            int, str
+        ] = {}  # since the last backward pass: "local" or "global" by the parameter's id
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in _LOCAL:
+            rows, weight, bias, rest = _read(args, kwargs)
+            layer = self.uncertain.get(id(weight))
+            if layer is not None and layer.local and self._are_examples(func, rows):
+                return self._noisy(func, rows, layer, bias, rest)
+        if func is not Tensor.detach:
+            self._refuse_reuse("global", tensors_in((*args, *kwargs.values())))
+        result = func(*self._sampled(args), **dict(zip(kwargs, self._sampled(kwargs.values()), strict=True)))
+        if all(self._known.knows(tensor) for tensor in tensors_in((*args, *kwargs.values()))):
+            for tensor in tensors_in((result,)):
+                self._known.add_constant(tensor)
+        return result
+
+    def _are_examples(self, func: Any, rows: Tensor) -> bool:
+        """Whether rows can have noise of their own: positions of one example share their weights."""
+        if self._known.knows(rows):
+            return False
+        return func is not F.linear or (rows.dim() == 2 and lead_before_merge(rows) is None)
+
+    def _noisy(
+        self, func: Any, rows: Tensor, layer: Uncertain, bias: Tensor | None, rest: Mapping[str, Any]
+    ) -> Tensor:
+        belief = None if bias is None else self.uncertain.get(id(bias))
+        if belief is not None and not belief.local:
+            self._refuse_reuse("global", (belief.mean,))
+            bias, belief = self._sample_of(belief.mean), None
+        self._refuse_reuse("local", (layer.mean,) if belief is None else (layer.mean, belief.mean))
+        mean = func(rows, layer.mean, bias, **rest)
+        with _no_autocast(rows.device.type):
+            spread = func(widen(rows).square(), layer.variance, belief and belief.variance, **rest)
+        return NoisyOutput.apply(self, mean, spread, self._noise_index(2 * layer.index + 1))  # type: ignore[no-untyped-call,no-any-return]
+
+    def _refuse_reuse(self, kind: str, tensors: Iterable[Tensor]) -> None:
+        """Two uses share their weights; noise of its own would make a local one independent of all others."""
+        if not self.counting:
+            return
+        for belief in filter(None, (self.uncertain.get(id(tensor)) for tensor in tensors)):
+            before = self._uses.get(id(belief.mean))
+            self._uses[id(belief.mean)] = kind
+            if before is not None and "local" in (before, kind):
+                raise UnsupportedOperation(
+                    f"parameter {belief.name!r} is used more than once before a backward pass, and noise on outputs "
+                    "would make its uses independent. Give it local=False in a parameter group of its own, or to all."
+                )
+
+    def _sampled(self, values: Iterable[Any]) -> Sequence[Any]:
+        """The arguments with samples in the place of parameters."""
+        found: list[Any] = []
+        for value in values:
+            if isinstance(value, Tensor):
+                found.append(self._sample_of(value))
+            elif isinstance(value, (list, tuple)) and self._known.touches(value):
+                found.append(type(value)(self._sampled(value)))
+            else:
+                found.append(value)
+        return found
+
+    def _sample_of(self, value: Tensor) -> Tensor:
+        belief = self.uncertain.get(id(value))
+        if belief is None:
+            return value
+        if belief.sample is None:
+            epsilon = torch.empty_like(belief.variance)
+            noise.normal_(epsilon, *self.key, 2 * belief.index)
+            with torch.enable_grad():
+                belief.sample = Perturbed.apply(self, belief.mean, belief.variance, epsilon)  # type: ignore[no-untyped-call]
+        return belief.sample
+
+    def _noise_index(self, index: int) -> int:
+        """Fresh noise for each forward pass, and the same when a checkpoint runs one again."""
+        return index + 2 * self._parameters * self.forward_number
+
+    def refuse_closed(self) -> None:
+        if self.closed:
+            raise CallOrderError(
+                "a backward pass through a sampling block that is closed. Call backward inside the block."
+            )
+
+    def _check_gradients(self) -> None:
+        for u in self.uncertain.values():
+            if u.mean.grad is not None and id(u.mean) not in self.used:
+                raise UnsupportedOperation(
+                    f"parameter {u.name!r} was used where it cannot be seen (outside the block, or in an "
+                    "autograd.Function of its own), so it had no noise. Use it through torch operations inside the "
+                    "block, or declare its group deterministic=True."
+                )
+
+    def _forget_pass(self) -> None:
+        self._uses.clear()
+
+
+def _read(args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Any]]:
+    """Input, weight and bias of a linear or convolution call, and the rest by name."""
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return given.pop("input"), given.pop("weight"), given.pop("bias", None), given
+
+
+def _no_autocast(device: str) -> AbstractContextManager[Any]:
+    """Variances are squares: half precision would lose the small ones."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

@@ -1,0 +1,372 @@
+"""What a run does besides being resumed: it is determined, watches itself, stops when asked, and leaves its files."""
+
+import json
+import math
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import credo
+from credo.data import Examples, PadCropFlip, Splits
+from credo.errors import InvalidType, InvalidValue, NonFiniteError
+from credo.experiments import packing
+from credo.experiments.progress import Several, Silent, Watcher
+from credo.experiments.recipe import Training
+from credo.experiments.results import load_result, load_results
+from credo.experiments.stopping import EXIT_CODE_TERMINATED, Terminated
+from credo.experiments.train import train
+from tests.experiments.small import (
+    TRAININGS,
+    VOGN,
+    blobs,
+    last_state,
+    log_without_times,
+    same_metrics,
+    small,
+    three_blobs,
+)
+
+LOG_KEYS = (
+    "epoch lr tempering train_accuracy train_nll accuracy nll brier ece auroc refused seconds".split()  # noqa: SIM905
+)
+
+
+class Sending(Watcher):
+    """Sends the process a signal at a step or after an epoch's line."""
+
+    def __init__(self, number: int, step: int) -> None:
+        self._number, self._step = number, step
+
+    def started(self, title: str, epochs: int, steps_per_epoch: int, step: int) -> None: ...
+
+    def stepped(self, step: int) -> None:
+        if step == self._step:
+            os.kill(os.getpid(), self._number)
+
+    def epoch_ended(self, row: Mapping[str, Any]) -> None: ...
+
+    def ended(self) -> None: ...
+
+
+@pytest.mark.parametrize("method", TRAININGS)
+def test_a_seed_determines_a_run_and_the_global_stream_is_left_alone(tmp_path: Path, method: str) -> None:
+    before = torch.get_rng_state()
+    first = train(TRAININGS[method], 1, tmp_path / "a")
+    torch.rand(3)
+    moved = torch.get_rng_state()
+    second = train(TRAININGS[method], 1, tmp_path / "b")
+    other = train(TRAININGS[method], 2, tmp_path / "c")
+    assert torch.equal(torch.get_rng_state(), moved)
+    torch.set_rng_state(before)
+    assert same_metrics(first, second)
+    assert not same_metrics(first, other)
+    assert packing.equal(last_state(tmp_path / "a"), last_state(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("method", TRAININGS)
+def test_the_files_of_a_run(tmp_path: Path, method: str) -> None:
+    result = train(TRAININGS[method], 0, tmp_path)
+    assert [list(row) for row in result.log] == [LOG_KEYS] * 3
+    assert not (tmp_path / "lock").exists()
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["training"]["method"] == method
+    assert {"credo", "torch", "python"} <= config["versions"].keys()
+    assert {"cores", "processor"} <= config["machine"].keys()
+    stored = result.predictions()
+    assert result.metrics["accuracy"] == credo.metrics.accuracy(stored["test.probs"], stored["test.targets"])
+    assert [r.folder for r in load_results(tmp_path.parent)] == [tmp_path]
+
+
+@pytest.mark.parametrize("method", TRAININGS)
+def test_a_result_gives_back_the_model_and_what_it_believes(tmp_path: Path, method: str) -> None:
+    training = TRAININGS[method]
+    result = train(training, 4, tmp_path)
+    model = result.model(factory=training.model)
+    found = credo.predict(model, result.belief(model), blobs(33, 1).inputs, samples=3, seed=4)
+    torch.testing.assert_close(found.probs, result.predictions()["test.probs"])
+
+
+def test_a_registered_model_needs_no_factory(tmp_path: Path) -> None:
+    training = replace(VOGN, model="mlp", model_options={"width": 5, "xavier": True})
+    result = train(training, 0, tmp_path)
+    assert [tuple(p.shape) for p in result.model().parameters()][0] == (5, 2)
+    with pytest.raises(InvalidValue, match="factory"):
+        train(VOGN, 0, tmp_path / "own").model()
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    result = train(replace(TRAININGS["adam"], epochs=20, milestones=()), 0, tmp_path)
+    assert result.metrics["accuracy"] > 0.8
+    assert result.metrics["train_nll"] < result.log[0]["train_nll"]
+    assert result.metrics["epochs"] == 20
+
+
+def test_schedules_reach_the_optimiser(tmp_path: Path) -> None:
+    """4 steps an epoch, 2 of warm-up, decay after epoch 2; τ from .1 to 1 over 8 steps."""
+    log = train(VOGN, 0, tmp_path).log
+    assert [row["lr"] for row in log] == pytest.approx([5e-3, 5e-3, 5e-4])
+    assert [row["tempering"] for row in log] == pytest.approx([0.55, 1.0, 1.0])
+
+
+def test_vectorised_samples_are_the_same_run(tmp_path: Path) -> None:
+    settings = {"lr": 5e-3, "damping": 1e-2, "mc_samples": 3}
+    plain = replace(VOGN, model="mlp", model_options={"width": 6}, settings=settings)
+    one = train(plain, 0, tmp_path / "one")
+    other = train(replace(plain, settings={**settings, "vectorized": True}), 0, tmp_path / "other")
+    for key in ("train_accuracy", "train_nll", "nll", "accuracy"):
+        assert one.metrics[key] == pytest.approx(other.metrics[key], rel=1e-4)
+
+
+def test_held_out_classes_become_the_unfamiliar_ones(tmp_path: Path) -> None:
+    result = train(replace(VOGN, model="mlp", held_out_classes=(1,)), 0, tmp_path)
+    kept = result.predictions()
+    assert kept["test.probs"].shape == (22, 2)
+    assert set(kept["test.targets"].tolist()) == {0, 1}
+    assert kept["ood.held_out.probs"].shape == (11, 2)
+    assert set(kept["ood.held_out.targets"].tolist()) == {1}
+    expected = credo.metrics.ood_auroc(kept["test.probs"], kept["ood.held_out.probs"])
+    assert result.metrics["ood_auroc.held_out"] == expected
+    assert "ood_fpr95.held_out" in result.metrics
+    assert result.facts["inputs"]["classes"] == ["red", "blue"]
+
+
+@pytest.mark.parametrize("held_out", [(3,), (-1,), (0, 1)])
+def test_held_out_classes_must_exist_and_leave_two(tmp_path: Path, held_out: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidValue, match="held_out_classes"):
+        train(replace(VOGN, held_out_classes=held_out), 0, tmp_path)
+
+
+def test_subsets(tmp_path: Path) -> None:
+    result = train(replace(VOGN, train_size=32, test_size=10), 0, tmp_path)
+    assert result.metrics["steps"] == 6
+    assert len(result.predictions()["test.probs"]) == 10
+    assert last_state(tmp_path)["learner"]["optimizer"]["credo"]["settings"]["data_size"] == 32
+
+
+def pictures() -> Splits:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (40, 1, 6, 6), dtype=torch.uint8, generator=generator)
+    examples = Examples(images, torch.arange(40) % 2)
+    return Splits("pictures", examples, examples, ("a", "b"), augmentation=PadCropFlip(pad=1, rho=7.0))
+
+
+@pytest.mark.parametrize(
+    ("augment", "settings", "rho"), [(True, {}, 7.0), (True, {"augmentation": 2.0}, 2.0), (False, {}, 1.0)]
+)
+def test_the_augmentation_tells_its_rho(
+    tmp_path: Path, augment: bool, settings: dict[str, Any], rho: float
+) -> None:
+    training = Training("vogn", "mlp", pictures, settings, {"width": 4}, 2, 20, augment=augment, samples=2)
+    train(training, 0, tmp_path)
+    assert last_state(tmp_path)["learner"]["optimizer"]["credo"]["settings"]["augmentation"] == rho
+
+
+def test_augment_without_an_augmentation(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="has no augmentation"):
+        train(replace(VOGN, augment=True), 0, tmp_path)
+
+
+def line() -> Splits:
+    x = torch.linspace(-1, 1, 48).unsqueeze(1)
+    return Splits("line", Examples(x, 2 * x + 1), Examples(x + 0.01, 2 * x + 1.02))
+
+
+@pytest.mark.parametrize("method", ["adam", "vogn"])
+def test_regression(tmp_path: Path, method: str) -> None:
+    settings = {"lr": 0.02, "noise_variance": 0.25}
+    training = Training(method, "mlp", line, settings, {"width": 16}, 20, 16, task="regression", samples=4)
+    result = train(training, 0, tmp_path)
+    kept = result.predictions()
+    error = (kept["test.mean"] - kept["test.targets"]).square().mean().sqrt()
+    assert result.metrics["rmse"] == pytest.approx(error.item(), rel=1e-5)
+    assert result.metrics["rmse"] < 0.6
+    normal = torch.distributions.Normal(kept["test.mean"], kept["test.variance"].sqrt())
+    assert result.metrics["nll"] == pytest.approx(-normal.log_prob(kept["test.targets"]).mean().item(), rel=1e-4)
+    assert math.isnan(result.log[0]["train_accuracy"])
+
+
+class Poisoned(nn.Module):
+    """A network whose output is NaN in some of its training passes."""
+
+    def __init__(self, bad: set[int]) -> None:
+        super().__init__()
+        self.inner, self.bad, self.calls = nn.Linear(2, 3), bad, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.inner(x)
+        if self.training:
+            self.calls += 1
+            if self.calls in self.bad:
+                output = output * math.nan
+        return output
+
+
+@pytest.mark.parametrize("method", ["sgd", "adam", "ogn", "vogn"])
+def test_refused_steps_are_counted_and_harmless(tmp_path: Path, method: str) -> None:
+    settings = {"lr": 1e-3}
+    training = replace(
+        VOGN, method=method, model=lambda: Poisoned({2, 3, 7}), settings=settings, tempering_from=None
+    )
+    result = train(training, 0, tmp_path)
+    assert [row["refused"] for row in result.log] == [2, 3, 3]
+    assert math.isfinite(result.metrics["nll"])
+
+
+@pytest.mark.parametrize("method", ["sgd", "vogn"])
+def test_too_many_refused_steps_are_an_error(tmp_path: Path, method: str) -> None:
+    bad = set(range(2, 40))
+    training = replace(
+        VOGN, method=method, model=lambda: Poisoned(bad), settings={"lr": 1e-3}, tempering_from=None
+    )
+    with pytest.raises(NonFiniteError, match="10 steps in a row"):
+        train(training, 0, tmp_path)
+    assert not (tmp_path / "lock").exists()
+
+
+@pytest.mark.parametrize("step", [1, 4, 6, 12])
+def test_sigterm_finishes_the_step_saves_and_ends_with_143(tmp_path: Path, step: int) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    train(VOGN, 0, tmp_path / "whole")
+    with pytest.raises(Terminated) as caught:
+        train(VOGN, 0, tmp_path / "cut", watcher=Sending(signal.SIGTERM, step))
+    assert caught.value.code == EXIT_CODE_TERMINATED == 143
+    assert last_state(tmp_path / "cut")["step"] == step
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not (tmp_path / "cut" / "lock").exists()
+    train(VOGN, 0, tmp_path / "cut", resume=True)
+    assert packing.equal(last_state(tmp_path / "whole"), last_state(tmp_path / "cut"))
+    assert log_without_times(tmp_path / "whole") == log_without_times(tmp_path / "cut")
+
+
+def test_ctrl_c_saves_too(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(VOGN, 0, tmp_path, watcher=Sending(signal.SIGINT, 5))
+    assert last_state(tmp_path)["step"] == 5
+
+
+def test_signals_during_the_evaluation_are_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import credo.experiments.evaluation as evaluation
+
+    train(VOGN, 0, tmp_path / "whole")
+    real, calls = evaluation.Batches, []
+
+    def batches(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "Batches", batches)
+        with pytest.raises(Terminated):
+            train(VOGN, 0, tmp_path / "cut")
+    assert (last_state(tmp_path / "cut")["epoch"], last_state(tmp_path / "cut")["step"]) == (1, 8)
+    train(VOGN, 0, tmp_path / "cut")
+    assert packing.equal(last_state(tmp_path / "whole"), last_state(tmp_path / "cut"))
+
+
+def test_training_in_another_thread(tmp_path: Path) -> None:
+    thread = threading.Thread(target=train, args=(VOGN, 0, tmp_path))
+    thread.start()
+    thread.join()
+    assert load_result(tmp_path).metrics["epochs"] == 3
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, None, 1.5, "0", True])
+def test_row_65_bad_seeds(tmp_path: Path, seed: Any) -> None:
+    with pytest.raises((InvalidValue, InvalidType), match="seed"):
+        train(VOGN, seed, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_row_65_the_seed_is_saved(tmp_path: Path) -> None:
+    assert train(VOGN, 2**63 - 1, tmp_path).seed == 2**63 - 1
+    assert json.loads((tmp_path / "config.json").read_text())["seed"] == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "vogm"}, "Did you mean 'vogn'"),
+        ({"model": "lenet"}, "Did you mean 'lenet5'"),
+        ({"model": "../evil"}, "unknown model"),
+        ({"task": "classify"}, "classification"),
+        ({"settings": {"dampnig": 1.0}}, "Did you mean 'damping'"),
+        ({"settings": {"lr": "0.1"}}, r"settings\['lr'\] must be a int or float"),
+        ({"settings": {"mc_samples": True}}, "mc_samples"),
+        ({"settings": {"mc_samples": 1.5}}, "mc_samples"),
+        ({"settings": {"vectorized": 1}}, "vectorized"),
+        ({"settings": {"data_size": 5}}, "data_size"),
+        ({"model": "mlp", "model_options": {"widht": 3}}, "Did you mean 'width'"),
+        ({"epochs": 0}, "epochs"),
+        ({"epochs": 2.0}, "epochs"),
+        ({"batch_size": -4}, "batch_size"),
+        ({"milestones": (0,)}, "milestones"),
+        ({"decay": -1.0}, "decay"),
+        ({"tempering_from": 2.0}, "tempering_from"),
+        ({"augment": 1}, "augment"),
+        ({"model": 3}, "model must be"),
+        ({"data": None}, "data must be"),
+    ],
+)
+def test_row_64_a_bad_training_is_refused_before_anything_is_made(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((InvalidValue, InvalidType), match=message):
+        train(replace(VOGN, **change), 0, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_tempering_needs_a_method_that_has_one(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="'sgd' has none"):
+        train(replace(TRAININGS["sgd"], tempering_from=0.1), 0, tmp_path)
+
+
+def test_mc_dropout_needs_a_model_that_drops(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="drops nothing"):
+        train(replace(TRAININGS["mc_dropout"], model=small), 0, tmp_path)
+
+
+@pytest.mark.parametrize("broken", [{"model": lambda: 3}, {"data": lambda: 3}])
+def test_functions_that_make_something_else(tmp_path: Path, broken: dict[str, Any]) -> None:
+    with pytest.raises(InvalidType, match="must return"):
+        train(replace(VOGN, **broken), 0, tmp_path)
+
+
+def test_an_unknown_resume(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="resume"):
+        train(VOGN, 0, tmp_path, resume="yes")
+
+
+def test_watchers_see_every_step_and_epoch(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Noting(Watcher):
+        def started(self, title: str, epochs: int, steps_per_epoch: int, step: int) -> None:
+            seen.append((title, epochs, steps_per_epoch, step))
+
+        def stepped(self, step: int) -> None:
+            seen.append(step)
+
+        def epoch_ended(self, row: Mapping[str, Any]) -> None:
+            seen.append(f"epoch {row['epoch']}")
+
+        def ended(self) -> None:
+            seen.append("end")
+
+    train(VOGN, 0, tmp_path, watcher=Several([Silent(), Noting()]))
+    start, *between, end = seen
+    assert (start, end) == (("VOGN, seed 0", 3, 4, 0), "end")
+    assert between == [1, 2, 3, 4, "epoch 1", 5, 6, 7, 8, "epoch 2", 9, 10, 11, 12, "epoch 3"]
+
+
+def test_own_data_is_any_function() -> None:
+    assert three_blobs().classes == ("red", "green", "blue")
