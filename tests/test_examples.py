@@ -46,6 +46,16 @@ def test_digits(capsys):
     assert rows["VOGN"][0] > rows["Adam"][0] - 0.02
 
 
+def test_continual_digits(capsys):
+    from examples import continual_digits
+
+    continual_digits.main(tasks=2, epochs=15)
+    adam, vogn = capsys.readouterr().out.splitlines()
+    after_both = [float(re.findall(r"\d\.\d+", line)[1]) for line in (adam, vogn)]
+    assert after_both[1] > 0.85
+    assert after_both[1] > after_both[0]
+
+
 def test_lightning_trains_an_unmodified_module():
     from examples import lightning_module
 

@@ -13,6 +13,10 @@ class InvalidValue(CredoError, ValueError):
     """An argument has the right type and a value that makes no sense."""
 
 
+class EmptyBatch(InvalidValue):
+    """A batch without examples; among several processes, an empty share of one."""
+
+
 class InvalidType(CredoError, TypeError):
     """An argument is of a type that cannot be meant."""
 

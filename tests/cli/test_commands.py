@@ -86,7 +86,7 @@ def test_the_report_is_a_table_a_page_and_figures(runs: Path, capsys: pytest.Cap
     assert cli.main(["report", str(runs)]) == exits.OK
     out = capsys.readouterr().out
     assert all(word in out for word in ("Adam", "MC-dropout", "VOGN"))
-    assert "<svg" in (runs / "report.html").read_text()
+    assert "data:image/" in (runs / "report.html").read_text()
     assert "VOGN" in (runs / "report.md").read_text()
 
 
@@ -164,7 +164,9 @@ def test_data_that_is_missing_is_bad_data(tmp_path: Path, capsys: pytest.Capture
     assert cli.main(["data", "check", "digits"]) == exits.OK
 
 
-def test_the_demo_twice_gives_the_same_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_twice_gives_the_same_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, threads = tmp_path / "demo", torch.get_num_threads()
     words = ["demo", "--methods", "vogn", "mc-dropout", "--seeds", "1", "--epochs", "2", "--out", str(out)]
     assert cli.main(words) == exits.OK
@@ -173,6 +175,7 @@ def test_the_demo_twice_gives_the_same_numbers(tmp_path: Path, capsys: pytest.Ca
     assert torch.get_num_threads() == threads
     first = numbers(out)
     assert len(first) == 2
+    monkeypatch.setattr("credo.cli.demo.report.write", lambda out, results: [out])  # drawn once is enough
     assert cli.main(words) == exits.OK
     assert numbers(out) == first
 

@@ -123,7 +123,7 @@ def test_another_course_is_refused_and_nothing_changes():
     learner = LEARNERS["adam"]()
     other = Course(learner, tasks_for(learner), epochs=3, batch_size=40, seed=5)
     before = [p.clone() for p in learner.model.parameters()]
-    with pytest.raises(InvalidValue, match="epochs=2.*3"):
+    with pytest.raises(InvalidValue, match=r"epochs=2.*3"):
         other.load_state_dict(state)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
 
@@ -166,7 +166,7 @@ def test_bad_learners():
     with pytest.raises(InvalidType, match="posterior"):
         Variational(network(), vogn, posterior=1.0)
     for end, hold in ((0.0, 0.0), (1.5, 0.0), (0.1, 1.0), (float("nan"), 0.0)):
-        with pytest.raises(InvalidValue, match="end|hold"):
+        with pytest.raises(InvalidValue, match=r"end|hold"):
             annealed(end, hold)
 
 

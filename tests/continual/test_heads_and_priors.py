@@ -44,7 +44,7 @@ def test_heads_that_are_not():
     model = MultiHead(nn.Linear(2, 2))
     with pytest.raises(CallOrderError, match="add_head"):
         model(torch.ones(1, 2))
-    with pytest.raises(InvalidValue, match="'b'.*'a'"):
+    with pytest.raises(InvalidValue, match=r"'b'.*'a'"):
         model.add_head("a", nn.Linear(2, 2)).arrive("b")
     with pytest.raises(InvalidType, match="module"):
         model.add_head("c", 3)
@@ -122,7 +122,7 @@ def test_unknown_heads_change_nothing():
     model = MultiHead(nn.Sequential(nn.Linear(FEATURES, 12), nn.ReLU()))
     model.add_head("known", nn.Linear(12, CLASSES))
     learner, before = Variational(model, vogn), weights(model)
-    with pytest.raises(InvalidValue, match="'other'.*'known'"):
+    with pytest.raises(InvalidValue, match=r"'other'.*'known'"):
         learner.begin(classification(0, head="other"))
     with pytest.raises(InvalidValue, match="names no head"):
         learner.begin(classification(0))

@@ -1,7 +1,7 @@
 """Trains the same run twice, in children that a parent forks: once in peace, once killed again and again.
 
-python -m tests.experiments.killing FOLDER KILLS METHOD...: a process of its own, so that torch is imported once for all children and forked
-before it has any threads.
+python -m tests.experiments.killing FOLDER KILLS METHOD...: a process of its own, so that torch is imported once for
+all children and forked before it has any threads.
 """
 
 import os
@@ -23,7 +23,7 @@ from tests.experiments.small import TRAININGS
 
 
 class Slow(Watcher):
-    """Long enough that a run of 120 steps cannot end between the kills."""
+    """Long enough that a run of 80 steps cannot end between the kills."""
 
     def __init__(self, pause: float) -> None:
         self._pause = pause
@@ -43,7 +43,7 @@ def forked(folder: Path, method: str, checkpointing: Checkpointing, pause: float
     if pid:
         return pid
     try:
-        training = replace(TRAININGS[method], epochs=30, milestones=(10, 20), tempering_epochs=20.0)
+        training = replace(TRAININGS[method], epochs=20, milestones=(8, 16), tempering_epochs=10.0)
         train(training, 7, folder, checkpointing=checkpointing, watcher=Slow(pause))
         os._exit(0)
     except BaseException as error:
@@ -59,7 +59,7 @@ def main(folder: Path, method: str, kills: int) -> None:
     assert ended(forked(folder / "peace", method, Checkpointing(seconds=None))) == 0
     moments, killed = random.Random(method), 0
     while killed < kills:
-        pid = forked(folder / "war", method, Checkpointing(steps=1), pause=0.025)
+        pid = forked(folder / "war", method, Checkpointing(steps=1), pause=0.04)
         time.sleep(moments.uniform(0.05, 0.25))
         os.kill(pid, signal.SIGKILL)
         code = ended(pid)

@@ -1,5 +1,6 @@
 """Runs of a few milliseconds: three blobs in the plane, a network with everything that has to be resumed."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,9 @@ def small() -> nn.Module:
 def small_with_dropout() -> nn.Module:
     return Small(dropout=0.3)
 
+
+OLD = {"w": torch.tensor([1.0, -2.0]), "n": 1}
+NEW = {"w": torch.tensor([3.0, math.nan]), "n": 2}
 
 VOGN = Training(
     "vogn",

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from credo.experiments.finish import entry
-from credo.experiments.log import to_json
+from credo.experiments.log import finite, to_json
+from credo.experiments.manifest import write_signed
 from credo.experiments.results import Result, load_result
 from credo.experiments.tasks import Classification
 
@@ -60,7 +61,7 @@ def write_run(
     }
     (place / "config.json").write_text(to_json(config))
     (place / "log.jsonl").write_text("".join(f"{to_json(line)}\n" for line in log))
-    (place / "result.json").write_text(to_json(result))
+    write_signed(place / "result.json", finite(result))
     return load_result(place)
 
 

@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import signal
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,44 +13,24 @@ from torch import Tensor, nn
 
 import credo
 from credo.data import Examples, PadCropFlip, Splits
-from credo.errors import InvalidType, InvalidValue, NonFiniteError
+from credo.errors import InvalidValue, NonFiniteError
 from credo.experiments import packing
 from credo.experiments.progress import Several, Silent, Watcher
 from credo.experiments.recipe import Training
-from credo.experiments.results import load_result, load_results
-from credo.experiments.stopping import EXIT_CODE_TERMINATED, Terminated
+from credo.experiments.results import load_results
 from credo.experiments.train import train
 from tests.experiments.small import (
     TRAININGS,
     VOGN,
     blobs,
     last_state,
-    log_without_times,
     same_metrics,
-    small,
     three_blobs,
 )
 
 LOG_KEYS = (
     "epoch lr tempering train_accuracy train_nll accuracy nll brier ece auroc refused seconds".split()  # noqa: SIM905
 )
-
-
-class Sending(Watcher):
-    """Sends the process a signal at a step or after an epoch's line."""
-
-    def __init__(self, number: int, step: int) -> None:
-        self._number, self._step = number, step
-
-    def started(self, title: str, epochs: int, steps_per_epoch: int, step: int) -> None: ...
-
-    def stepped(self, step: int) -> None:
-        if step == self._step:
-            os.kill(os.getpid(), self._number)
-
-    def epoch_ended(self, row: Mapping[str, Any]) -> None: ...
-
-    def ended(self) -> None: ...
 
 
 @pytest.mark.parametrize("method", TRAININGS)
@@ -73,16 +50,16 @@ def test_a_seed_determines_a_run_and_the_global_stream_is_left_alone(tmp_path: P
 
 @pytest.mark.parametrize("method", TRAININGS)
 def test_the_files_of_a_run(tmp_path: Path, method: str) -> None:
-    result = train(TRAININGS[method], 0, tmp_path)
+    result = train(TRAININGS[method], 0, tmp_path / "some" / "run")
     assert [list(row) for row in result.log] == [LOG_KEYS] * 3
-    assert not (tmp_path / "lock").exists()
-    config = json.loads((tmp_path / "config.json").read_text())
+    assert not (result.folder / "lock").exists()
+    config = json.loads((result.folder / "config.json").read_text())
     assert config["training"]["method"] == method
     assert {"credo", "torch", "python"} <= config["versions"].keys()
     assert {"cores", "processor"} <= config["machine"].keys()
     stored = result.predictions()
     assert result.metrics["accuracy"] == credo.metrics.accuracy(stored["test.probs"], stored["test.targets"])
-    assert [r.folder for r in load_results(tmp_path.parent)] == [tmp_path]
+    assert [found.folder for found in load_results(tmp_path)] == [tmp_path / "some" / "run"]
 
 
 @pytest.mark.parametrize("method", TRAININGS)
@@ -97,7 +74,7 @@ def test_a_result_gives_back_the_model_and_what_it_believes(tmp_path: Path, meth
 def test_a_registered_model_needs_no_factory(tmp_path: Path) -> None:
     training = replace(VOGN, model="mlp", model_options={"width": 5, "xavier": True})
     result = train(training, 0, tmp_path)
-    assert [tuple(p.shape) for p in result.model().parameters()][0] == (5, 2)
+    assert next(tuple(p.shape) for p in result.model().parameters()) == (5, 2)
     with pytest.raises(InvalidValue, match="factory"):
         train(VOGN, 0, tmp_path / "own").model()
 
@@ -189,7 +166,9 @@ def test_regression(tmp_path: Path, method: str) -> None:
     assert result.metrics["rmse"] == pytest.approx(error.item(), rel=1e-5)
     assert result.metrics["rmse"] < 0.6
     normal = torch.distributions.Normal(kept["test.mean"], kept["test.variance"].sqrt())
-    assert result.metrics["nll"] == pytest.approx(-normal.log_prob(kept["test.targets"]).mean().item(), rel=1e-4)
+    assert result.metrics["nll"] == pytest.approx(
+        -normal.log_prob(kept["test.targets"]).mean().item(), rel=1e-4
+    )
     assert math.isnan(result.log[0]["train_accuracy"])
 
 
@@ -229,121 +208,6 @@ def test_too_many_refused_steps_are_an_error(tmp_path: Path, method: str) -> Non
     with pytest.raises(NonFiniteError, match="10 steps in a row"):
         train(training, 0, tmp_path)
     assert not (tmp_path / "lock").exists()
-
-
-@pytest.mark.parametrize("step", [1, 4, 6, 12])
-def test_sigterm_finishes_the_step_saves_and_ends_with_143(tmp_path: Path, step: int) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    train(VOGN, 0, tmp_path / "whole")
-    with pytest.raises(Terminated) as caught:
-        train(VOGN, 0, tmp_path / "cut", watcher=Sending(signal.SIGTERM, step))
-    assert caught.value.code == EXIT_CODE_TERMINATED == 143
-    assert last_state(tmp_path / "cut")["step"] == step
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert not (tmp_path / "cut" / "lock").exists()
-    train(VOGN, 0, tmp_path / "cut", resume=True)
-    assert packing.equal(last_state(tmp_path / "whole"), last_state(tmp_path / "cut"))
-    assert log_without_times(tmp_path / "whole") == log_without_times(tmp_path / "cut")
-
-
-def test_ctrl_c_saves_too(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train(VOGN, 0, tmp_path, watcher=Sending(signal.SIGINT, 5))
-    assert last_state(tmp_path)["step"] == 5
-
-
-def test_signals_during_the_evaluation_are_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import credo.experiments.evaluation as evaluation
-
-    train(VOGN, 0, tmp_path / "whole")
-    real, calls = evaluation.Batches, []
-
-    def batches(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
-        if len(calls) == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "Batches", batches)
-        with pytest.raises(Terminated):
-            train(VOGN, 0, tmp_path / "cut")
-    assert (last_state(tmp_path / "cut")["epoch"], last_state(tmp_path / "cut")["step"]) == (1, 8)
-    train(VOGN, 0, tmp_path / "cut")
-    assert packing.equal(last_state(tmp_path / "whole"), last_state(tmp_path / "cut"))
-
-
-def test_training_in_another_thread(tmp_path: Path) -> None:
-    thread = threading.Thread(target=train, args=(VOGN, 0, tmp_path))
-    thread.start()
-    thread.join()
-    assert load_result(tmp_path).metrics["epochs"] == 3
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64, None, 1.5, "0", True])
-def test_row_65_bad_seeds(tmp_path: Path, seed: Any) -> None:
-    with pytest.raises((InvalidValue, InvalidType), match="seed"):
-        train(VOGN, seed, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_row_65_the_seed_is_saved(tmp_path: Path) -> None:
-    assert train(VOGN, 2**63 - 1, tmp_path).seed == 2**63 - 1
-    assert json.loads((tmp_path / "config.json").read_text())["seed"] == 2**63 - 1
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"method": "vogm"}, "Did you mean 'vogn'"),
-        ({"model": "lenet"}, "Did you mean 'lenet5'"),
-        ({"model": "../evil"}, "unknown model"),
-        ({"task": "classify"}, "classification"),
-        ({"settings": {"dampnig": 1.0}}, "Did you mean 'damping'"),
-        ({"settings": {"lr": "0.1"}}, r"settings\['lr'\] must be a int or float"),
-        ({"settings": {"mc_samples": True}}, "mc_samples"),
-        ({"settings": {"mc_samples": 1.5}}, "mc_samples"),
-        ({"settings": {"vectorized": 1}}, "vectorized"),
-        ({"settings": {"data_size": 5}}, "data_size"),
-        ({"model": "mlp", "model_options": {"widht": 3}}, "Did you mean 'width'"),
-        ({"epochs": 0}, "epochs"),
-        ({"epochs": 2.0}, "epochs"),
-        ({"batch_size": -4}, "batch_size"),
-        ({"milestones": (0,)}, "milestones"),
-        ({"decay": -1.0}, "decay"),
-        ({"tempering_from": 2.0}, "tempering_from"),
-        ({"augment": 1}, "augment"),
-        ({"model": 3}, "model must be"),
-        ({"data": None}, "data must be"),
-    ],
-)
-def test_row_64_a_bad_training_is_refused_before_anything_is_made(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
-    with pytest.raises((InvalidValue, InvalidType), match=message):
-        train(replace(VOGN, **change), 0, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_tempering_needs_a_method_that_has_one(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValue, match="'sgd' has none"):
-        train(replace(TRAININGS["sgd"], tempering_from=0.1), 0, tmp_path)
-
-
-def test_mc_dropout_needs_a_model_that_drops(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValue, match="drops nothing"):
-        train(replace(TRAININGS["mc_dropout"], model=small), 0, tmp_path)
-
-
-@pytest.mark.parametrize("broken", [{"model": lambda: 3}, {"data": lambda: 3}])
-def test_functions_that_make_something_else(tmp_path: Path, broken: dict[str, Any]) -> None:
-    with pytest.raises(InvalidType, match="must return"):
-        train(replace(VOGN, **broken), 0, tmp_path)
-
-
-def test_an_unknown_resume(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValue, match="resume"):
-        train(VOGN, 0, tmp_path, resume="yes")
 
 
 def test_watchers_see_every_step_and_epoch(tmp_path: Path) -> None:

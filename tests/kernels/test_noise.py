@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from credo.errors import InvalidValue
-from credo.kernels import forced, noise, philox
+from credo.kernels import forced, generators, noise, philox
 from credo.kernels.native import available, integers, symbol
 
 DTYPES = [torch.float32, torch.float64]
@@ -29,6 +29,15 @@ def normals(
 ) -> Tensor:
     out = torch.empty(count, dtype=dtype)
     noise.normal_(out, seed, stream, index)
+    return out
+
+
+def sampled(
+    count: int, seed: int = SEED, stream: int = STREAM, index: int = 0, start: int = 0, dtype=torch.float32
+) -> Tensor:
+    """The noise that samples are made with: those of N(0, 1)."""
+    out = torch.zeros(count, dtype=dtype)
+    noise.sample_(out, torch.zeros_like(out), 1.0, 1.0, seed, stream, index, start)
     return out
 
 
@@ -98,18 +107,51 @@ def test_pieces_of_any_length_at_any_place_are_the_whole(where, dtype):
     assert torch.equal(whole, pieces)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_samples_in_pieces_are_the_whole(both_kernels, dtype):
+    block = generators.BLOCK
+    whole, cuts = sampled(2 * block + 100, dtype=dtype), [0, 1, 17, 40, block - 3, block + 5, 2 * block + 100]
+    pieces = [sampled(end - begin, start=begin, dtype=dtype) for begin, end in pairwise(cuts)]
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+def test_a_list_of_samples_is_its_tensors_one_by_one(both_kernels):
+    sizes, indices = [1, 64, 0, 100, 300_000, 63, 70_000], [3, 0, 7, 2**32 - 1, 5, 6, 8]
+    together = [torch.zeros(n, dtype=DTYPES[k % 2]) for k, n in enumerate(sizes)]
+    noise.sample_all_(
+        together, [torch.zeros_like(t) for t in together], 1.0, 1.0, SEED, STREAM, indices, [0] * len(sizes)
+    )
+    with forced("off"):  # tensors of different types are not for the kernels
+        for out, index in zip(together, indices, strict=True):
+            assert torch.equal(out, sampled(out.numel(), index=index, dtype=out.dtype))
+
+
+def test_keys_with_the_same_32_bit_seed_share_no_noise():
+    """Any bit of any part of the key changes everything, also those that torch's seeds leave out."""
+    with forced("off"):
+        drawn = [sampled(1000)]
+        drawn += [sampled(1000, seed=SEED ^ 1 << bit) for bit in (0, 31, 32, 63)]
+        drawn += [sampled(1000, stream=STREAM ^ 1 << bit) for bit in (0, 31, 32, 63)]
+        drawn += [sampled(1000, index=1 << bit) for bit in (0, 31)]
+        drawn += [sampled(1000, start=generators.BLOCK)]
+    every = torch.stack(drawn)
+    assert every.unique().numel() > 0.999 * every.numel()  # float32 repeats a few by chance
+    together = every.double() @ every.double().T / math.sqrt(1000)
+    assert together.fill_diagonal_(0).abs().max() < 5
+
+
 @pytest.mark.parametrize("where", EVERYWHERE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_number_of_threads_changes_nothing(where, dtype):
     before, drawn = torch.get_num_threads(), []
-    mean, curvature = torch.linspace(-1, 1, 40_003, dtype=dtype), torch.linspace(0, 2, 40_003, dtype=dtype)
+    mean, curvature = torch.linspace(-1, 1, 200_003, dtype=dtype), torch.linspace(0, 2, 200_003, dtype=dtype)
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             with forced(where):
                 weight = mean.clone()
                 noise.sample_(weight, curvature, 0.1, 0.5, SEED, STREAM)
-                drawn.append((normals(40_003, dtype=dtype), weight))
+                drawn.append((normals(200_003, dtype=dtype), weight))
     finally:
         torch.set_num_threads(before)
     for normal, weight in drawn[1:]:
@@ -133,7 +175,7 @@ def test_a_sample_is_mean_plus_noise_times_sigma(both_kernels, dtype, vector):
     shift = shifts if vector else 0.25
     weight = mean.clone()
     noise.sample_(weight, curvature, 1e-2, shift, SEED, STREAM, 4)
-    expected = mean + normals(1001, index=4, dtype=dtype) * (1e-2 / (curvature + shift)).sqrt()
+    expected = mean + sampled(1001, index=4, dtype=dtype) * (1e-2 / (curvature + shift)).sqrt()
     torch.testing.assert_close(
         weight, expected, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps
     )
@@ -151,13 +193,14 @@ def test_layouts_in_memory_do_not_mix_up_elements(both_kernels):
     assert torch.equal(weight, aligned)
     strided = torch.zeros(20, 10)[:, ::2]  # has gaps
     noise.sample_(strided, torch.ones(20, 5), 2.0, 1.0, SEED, STREAM)
-    torch.testing.assert_close(strided.flatten(), normals(100))
+    torch.testing.assert_close(strided.flatten(), sampled(100))
 
 
 def test_half_precision_weights_take_float32_noise(both_kernels):
     weight, curvature = torch.ones(500, dtype=torch.bfloat16), torch.rand(500)
     noise.sample_(weight, curvature, 0.1, 0.5, SEED, STREAM)
-    expected = 1 + normals(500) * (0.1 / (curvature + 0.5)).sqrt()
+    with forced("off"):  # as for all tensors that the kernels do not take
+        expected = 1 + sampled(500) * (0.1 / (curvature + 0.5)).sqrt()
     torch.testing.assert_close(weight, expected.bfloat16(), rtol=2**-7, atol=1e-3)
 
 
@@ -171,7 +214,7 @@ def test_autograd_sees_that_the_weight_changed(both_kernels):
 
 def test_the_global_generator_is_untouched(both_kernels):
     before = torch.get_rng_state()
-    normals(1000)
+    normals(1000), sampled(200_000)
     assert torch.equal(torch.get_rng_state(), before)
 
 

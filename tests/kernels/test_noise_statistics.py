@@ -6,22 +6,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from credo.kernels import noise, philox
+from credo.kernels import forced, noise, philox
 
 COUNT = 10_000_000
 DTYPES = [torch.float32, torch.float64]
 KEYS = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1 << 48, 0), (1 << 32, 0, 0)]  # seed, stream, index
 
 
-def draw(dtype: torch.dtype, count: int = COUNT, key: tuple[int, int, int] = KEYS[0]) -> Tensor:
-    out = torch.empty(count, dtype=dtype)
-    noise.normal_(out, *key)
+SOURCES = [
+    *((dtype, False) for dtype in DTYPES),
+    *((dtype, True) for dtype in DTYPES),
+]  # and whether it is the twin's
+
+
+def draw(
+    dtype: torch.dtype, count: int = COUNT, key: tuple[int, int, int] = KEYS[0], sampled: bool = False
+) -> Tensor:
+    """From the counter, or what the twin makes samples with."""
+    out = torch.zeros(count, dtype=dtype)
+    if not sampled:
+        noise.normal_(out, *key)
+        return out
+    seed, stream, index = key
+    with forced("off"):
+        noise.sample_(out, torch.zeros_like(out), 1.0, 1.0, seed, stream, index)
     return out
 
 
-@pytest.fixture(scope="module", params=DTYPES, ids=str)
+@pytest.fixture(scope="module", params=SOURCES, ids=str)
 def draws(request) -> Tensor:
-    return draw(request.param).double()
+    dtype, sampled = request.param
+    return draw(dtype, sampled=sampled).double()
 
 
 def upper_tail(x: float) -> float:
@@ -62,9 +77,9 @@ def test_lags(draws):
             assert abs(z) < 5, f"{name} at lag {lag}: {z}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_different_keys_are_independent(dtype):
-    streams = torch.stack([draw(dtype, COUNT // 10, key) for key in KEYS]).double()
+@pytest.mark.parametrize(("dtype", "sampled"), SOURCES)
+def test_different_keys_are_independent(dtype, sampled):
+    streams = torch.stack([draw(dtype, COUNT // 10, key, sampled) for key in KEYS]).double()
     for x in (streams, (streams**2 - 1) / math.sqrt(2)):
         z = (x @ x.T / math.sqrt(x.shape[1])).fill_diagonal_(0)
         assert z.abs().max() < 5

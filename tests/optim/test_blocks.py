@@ -10,7 +10,7 @@ from credo.errors import CallOrderError, NonFiniteError
 from tests.optim.replay import snapshot
 from tests.optim.trained import X, Y, assert_unchanged, learned, trained
 
-METHODS = [credo.VOGN, credo.OGN]
+METHODS = [credo.VOGN, credo.OGN, credo.BayesByBackprop, credo.IVON, credo.KFAC, credo.NoisyKFAC]
 
 
 class Interrupted(BaseException):
@@ -87,7 +87,7 @@ def test_the_global_generator_is_untouched_and_seeds_decide(method):
     assert torch.equal(torch.get_rng_state(), state)
     same, other = (torch.equal(runs[0][0].weight, run[0].weight) for run in runs[1:])
     assert same
-    assert other == (method is credo.OGN)
+    assert other == (method in (credo.OGN, credo.KFAC))
 
 
 def test_the_number_of_threads_does_not_change_the_noise():

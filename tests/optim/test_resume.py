@@ -14,7 +14,7 @@ from torch import nn
 import credo
 from credo.errors import InvalidValue, VersionError
 
-METHODS = [credo.VOGN, credo.OGN]
+METHODS = [credo.VOGN, credo.OGN, credo.BayesByBackprop, credo.IVON, credo.KFAC, credo.NoisyKFAC]
 RUN = """
 import sys, torch, torch.nn.functional as F, credo
 from tests.optim.test_resume import build, train, fingerprint
@@ -91,7 +91,8 @@ def test_resume_is_bitwise(method, dtype):
     train(other, resumed, others, range(5, 9))
     assert_same(fingerprint(other, resumed), expected)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    assert all(s["curvature"].dtype == s["momentum"].dtype == wide for s in resumed.state.values())
+    learned = ("curvature", "momentum", "log_variance")
+    assert all(s[name].dtype == wide for s in resumed.state.values() for name in learned if name in s)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -113,8 +114,9 @@ def test_resume_in_a_process_that_began_with_another_seed(method, tmp_path):
 
 
 @pytest.mark.parametrize("copies", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-def test_copies_go_on_alike_and_apart(copies):
-    model, optimizer, _ = build(credo.VOGN)
+@pytest.mark.parametrize("method", METHODS)
+def test_copies_go_on_alike_and_apart(method, copies):
+    model, optimizer, _ = build(method)
     train(model, optimizer, [], range(3))
     twin, other = copies((model, optimizer))
     assert other.counters == optimizer.counters

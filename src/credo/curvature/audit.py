@@ -13,7 +13,7 @@ from torch import Tensor
 from credo.curvature.ledger import BackwardPass, Ledger, Use
 from credo.curvature.provenance import Derived
 from credo.curvature.watched import Watched
-from credo.errors import InvalidValue, UnsupportedOperation
+from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
 
 _OURS: tuple[Any, Any] = (Watched._backward_cls, Derived._backward_cls)
 
@@ -74,7 +74,7 @@ def _count_examples(uses: list[Use], ledger: Ledger, declared: int | None) -> in
     first = min(uses, key=lambda use: use.order).operation
     examples = declared if declared is not None else first.merged_from or first.lead
     if examples == 0:
-        raise InvalidValue("the batch is empty: it has no examples, so no gradient. Skip it.")
+        raise EmptyBatch("the batch is empty: it has no examples, so no gradient. Skip it.")
     for use in uses:
         operation = use.operation
         fits = operation.lead == examples or operation.merged_from == examples

@@ -29,6 +29,8 @@ class Squares(Mapping[Tensor, Tensor]):
 class Statistics:
     """`squares`, parameter → Σᵢ gᵢ² with gᵢ the gradient of example i's own loss; `examples`, their number M."""
 
+    counted = True  # M is exact, not a guess
+
     def __init__(self, ledger: Ledger, reduction: str, scale: float):
         self._ledger, self._reduction, self._scale = ledger, reduction, scale
         self.squares: Mapping[Tensor, Tensor] = Squares(ledger, lambda: self.factor)

@@ -124,34 +124,35 @@ class RandomResizedCrop(Augmentation):
 def cut(images: Tensor, draws: Tensor, height: int, width: int, pad: int) -> Tensor:
     """Windows of height×width out of the images padded with zeros; rows of `draws` are (top, left, mirrored).
 
-    A window is gathered in runs of `width` pixels straight from the unpadded images: a run that leaves its row reads
-    a neighbour's pixels, which the mask then clears. Nothing is moved pixel by pixel, no padded copy is written.
+    A window is gathered in runs of `width` pixels straight from the unpadded images and their mirror images: a run
+    that leaves its row reads a neighbour's pixels, which the mask then clears. Whole runs move, never single pixels,
+    and no padded copy is written.
     """
     count, channels, rows, columns = images.shape
     if images.numel() == 0:
         return images.new_empty(count, channels, height, width)
     top, left, mirrored = draws.unbind(1)
-    straight, turned = (mirrored == 0).nonzero().flatten(), mirrored.nonzero().flatten()
-    place = torch.empty_like(
-        top
-    )  # where each image lies in the source: first the straight, then the mirrored
-    place[torch.cat([straight, turned])] = torch.arange(count)
-    margin = pad * (columns + 1)  # so that runs before the first and after the last image stay inside
-    source = torch.cat(
-        [
-            images.new_zeros(margin),
-            images.index_select(0, straight.to(images.device)).flatten(),
-            images.index_select(0, turned.to(images.device)).flip(-1).flatten(),
-            images.new_zeros(margin),
-        ]
+    margin = images.new_zeros(
+        pad * (columns + 1)
+    )  # runs before the first and after the last image stay inside
+    source = torch.cat([margin, images.reshape(-1), images.flip(-1).view(-1), margin])
+    place = torch.arange(count) + count * mirrored
+    first = place * (channels * rows * columns) + top * columns + left  # − pad·(columns + 1) + len(margin)
+    windows = runs(source, first, run_offsets(channels, rows, columns, height), width)
+    windows = windows.view(count, channels, height, width)
+    if pad == 0:
+        return windows
+    framed = frame(rows, columns, pad, images.dtype, images.device)
+    inside = runs(
+        framed, top * (columns + 2 * pad) + left, run_offsets(1, 0, columns + 2 * pad, height), width
     )
-    first = (
-        place * (channels * rows * columns) + top * columns + left
-    )  # in the source: − pad·(columns + 1) + margin
-    starts = first.view(-1, 1) + run_offsets(channels, rows, columns, height)
-    runs = source.as_strided((len(source) - width + 1, width), (1, 1))
-    windows = runs.index_select(0, starts.flatten().to(images.device)).view(count, channels, height, width)
-    return windows.mul_(inside(top, left, height, width, pad, windows)) if pad else windows
+    return windows.mul_(inside.view(count, 1, height, width))
+
+
+def runs(source: Tensor, first: Tensor, offsets: Tensor, width: int) -> Tensor:
+    """The runs of `width` elements that begin at first + offsets: (len(first) · len(offsets), width)."""
+    every = source.as_strided((len(source) - width + 1, width), (1, 1))  # a view: runs overlap
+    return every.index_select(0, (first.view(-1, 1) + offsets).view(-1).to(source.device))
 
 
 @lru_cache(maxsize=16)
@@ -161,14 +162,10 @@ def run_offsets(channels: int, rows: int, columns: int, height: int) -> Tensor:
     return (planes + torch.arange(height) * columns).flatten()
 
 
-def inside(top: Tensor, left: Tensor, height: int, width: int, pad: int, like: Tensor) -> Tensor:
-    """1 where a window lies on its image and 0 where on the padding: (n, 1, height, width)."""
-
-    def along(offsets: Tensor, extent: int) -> Tensor:
-        line = F.pad(like.new_ones(extent), (pad, pad))
-        return line.unfold(0, extent, 1).index_select(0, offsets.to(like.device))
-
-    return along(top, height).view(-1, 1, height, 1) * along(left, width).view(-1, 1, 1, width)
+@lru_cache(maxsize=16)
+def frame(rows: int, columns: int, pad: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One padded image, flat: 1 where the image is, 0 where the padding is."""
+    return F.pad(torch.ones(rows, columns, dtype=dtype, device=device), (pad, pad, pad, pad)).flatten()
 
 
 def _windows(count: int, spare_rows: int, spare_columns: int, generator: Generator) -> Tensor:

@@ -1,6 +1,6 @@
 """Runs the recipes of continual learning: each (row, seed) in a folder of its own, resumable at any step.
 
-python -m credo.experiments.continual permuted-mnist --data DATA --out runs
+python -m credo.experiments.continual_command permuted-mnist --data DATA --out runs
 
 runs/permuted-mnist/cpu/vogn/seed-0/checkpoint/   while it runs
                                     result.json   written last: its presence means finished
@@ -46,8 +46,7 @@ def run(
             return _finished(folder, asked)
         tasks = tasks_of(recipe, recipe.tasks[size], splits, seed)
         learner = learner_for(training, model_of(recipe, tasks), seed)
-        seconds = _train(course_of(learner, training, tasks, seed), asked, folder)
-        return seconds
+        return _train(course_of(learner, training, tasks, seed), asked, folder)
 
 
 def tasks_of(recipe: ContinualRecipe, tasks: int, splits: Splits, seed: int) -> list[Task]:

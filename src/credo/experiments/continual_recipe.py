@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 Setting: TypeAlias = float | int | str | bool
 Method: TypeAlias = Literal["vogn", "vcl", "ewc", "adam", "joint"]
 Size: TypeAlias = Literal["paper", "cpu"]
-
-NOTHING: Final[Mapping[str, Setting]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -19,7 +16,7 @@ class ContinualTraining:
     method: Method
     epochs: int
     batch_size: int
-    settings: Mapping[str, Setting] = field(default=NOTHING)  # keyword arguments of the optimiser
+    settings: Mapping[str, Setting] = field(default_factory=dict)  # keyword arguments of the optimiser
     start: Literal["fresh", "mean"] = "fresh"  # where the mean of a task starts; for vogn and vcl
     hold: float = (
         0.0  # the learning rate of each task stays for this share of the task, then falls exponentially

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from credo.experiments.evaluation import Evaluator
 from credo.experiments.examples import RunData
-from credo.experiments.log import to_json
-from credo.experiments.manifest import digest
+from credo.experiments.log import finite
+from credo.experiments.manifest import digest, write_signed
 from credo.experiments.recipe import Training
 from credo.experiments.run_folder import RunFolder
 from credo.experiments.state import RunState
@@ -39,9 +39,12 @@ def write_result(
         "metrics": final_metrics(state, evaluator, test, unfamiliar),
         "curve": evaluator.curve(test),
         "inputs": inputs_of(data),
-        "files": {path.name: entry(path) for path in (folder.posterior, folder.model, folder.predictions)},
+        "files": {
+            path.name: entry(path)
+            for path in (folder.posterior, folder.model, folder.predictions, folder.log)
+        },
     }
-    write_atomically(folder.result, to_json(result, indent=1).encode())
+    write_signed(folder.result, finite(result))
 
 
 def final_metrics(

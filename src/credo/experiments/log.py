@@ -45,18 +45,19 @@ def without_times(row: Mapping[str, Any]) -> LogRow:
 
 def to_json(value: object, indent: int | None = None) -> str:
     """JSON that every parser reads: NaN and infinities, which JSON does not have, become null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    return json.dumps(finite(value), indent=indent, allow_nan=False)
 
 
 def revived(row: Mapping[str, Any]) -> LogRow:
     return {name: math.nan if value is None and name != "tempering" else value for name, value in row.items()}
 
 
-def _finite(value: object) -> object:
+def finite(value: Any) -> Any:
+    """As JSON can hold it: mappings with names, lists, and None for what is no finite number."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
+        return {str(name): finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -12,12 +13,12 @@ from credo import kernels
 
 def provenance() -> dict[str, object]:
     """What every run stores beside its settings."""
-    from credo import __version__  # here, since `credo` itself may still be importing
-
-    status = kernels.status()
+    version: str = import_module(
+        "credo"
+    ).__version__  # by name: no layer imports the package that gathers them all
     return {
-        "versions": {"credo": __version__, "torch": torch.__version__, "python": sys.version.split()[0]},
-        "kernels": str(status),
+        "versions": {"credo": version, "torch": torch.__version__, "python": sys.version.split()[0]},
+        "kernels": str(kernels.status()),
         "machine": {
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),

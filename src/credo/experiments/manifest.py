@@ -1,4 +1,4 @@
-"""A manifest lists files with sizes and SHA-256; its own digest makes every byte of it count too."""
+"""Signed JSON, whose own digest makes every byte of it count; a manifest, which is one, lists files with theirs."""
 
 import hashlib
 import json
@@ -24,19 +24,28 @@ def entries(files: Mapping[str, bytes]) -> Entries:
 
 
 def write_manifest(folder: Path, files: Mapping[str, bytes]) -> None:
-    write_atomically(folder / MANIFEST, _text({"format": FORMAT_VERSION, "files": entries(files)}))
+    write_signed(folder / MANIFEST, {"format": FORMAT_VERSION, "files": entries(files)})
 
 
 def read_manifest(folder: Path) -> Entries:
-    """The entries; IntegrityError unless the manifest is, byte for byte, one that was written."""
-    path = folder / MANIFEST
+    files: Entries = read_signed(folder / MANIFEST)["files"]
+    return files
+
+
+def write_signed(path: Path, fields: Mapping[str, Any]) -> None:
+    """Atomically; `fields` has a "format", the version of what it is."""
+    write_atomically(path, _text(fields))
+
+
+def read_signed(path: Path) -> dict[str, Any]:
+    """The fields; IntegrityError unless the file is, byte for byte, one that was written."""
     data = path.read_bytes()
     fields = _fields(data)
     stored = None if fields is None else fields.pop("sha256", None)
     if fields is None or stored is None:
         raise IntegrityError(
-            f"{path} is damaged or no manifest: its {len(data)} bytes have SHA-256 {digest(data)} and no stored digest "
-            "to compare with."
+            f"{path} is damaged or was not written by credo: its {len(data)} bytes have SHA-256 "
+            f"{digest(data)} and no stored digest to compare with."
         )
     actual = digest(_body(fields))
     if data != _text(fields):
@@ -45,8 +54,7 @@ def read_manifest(folder: Path) -> Entries:
         raise VersionError(
             f"{path} has format {fields['format']}, and this credo reads up to {FORMAT_VERSION}. Upgrade credo."
         )
-    files: Entries = fields["files"]
-    return files
+    return fields
 
 
 def verified_bytes(folder: Path, wanted: Entries) -> dict[str, bytes]:

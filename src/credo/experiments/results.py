@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from credo.data.normalise import Normalise
 from credo.errors import InvalidValue
 from credo.experiments.log import LogRow, read_log
-from credo.experiments.manifest import verified_bytes
+from credo.experiments.manifest import read_signed, verified_bytes
 from credo.experiments.methods import method_of
 from credo.experiments.networks import build_model
 from credo.experiments.recipe import Training
-from credo.experiments.run_folder import RunFolder, read_json
+from credo.experiments.run_folder import RunFolder
 from credo.posterior.base import Posterior
 from credo.posterior.files import load_posterior
 from credo.predict import DropoutPosterior
@@ -40,7 +40,7 @@ class Result:
     @property
     def facts(self) -> dict[str, Any]:
         """All of result.json: also `curve` (calibration), `inputs` (shape, classes, normalisation), `files`."""
-        return read_json(RunFolder(self.folder).result)
+        return read_signed(RunFolder(self.folder).result)
 
     def predictions(self) -> dict[str, Tensor]:
         """test.probs, test.targets, test.entropy, …; ood.<name>.probs, … for each unfamiliar set."""
@@ -83,8 +83,9 @@ def load_result(folder: str | PathLike[str]) -> Result:
     place = RunFolder(folder)
     if not place.finished:
         raise InvalidValue(f"{place.path} holds no finished run: there is no {place.result.name}.")
-    stored, config = read_json(place.result), place.read_config()
-    name = config["name"]
+    stored, config = read_signed(place.result), place.read_config()
+    name, files = config["name"], stored["files"]
+    verified_bytes(place.path, {place.log.name: files[place.log.name]} if place.log.name in files else {})
     return Result(
         recipe=name["recipe"],
         row=name["row"] or place.path.name,

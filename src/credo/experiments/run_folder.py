@@ -6,7 +6,7 @@ checkpoint/               (`checkpoint`)
 model.safetensors         weights and buffers at the end; for a posterior, its mean
 posterior.safetensors     for `credo.load_posterior`; a point is a posterior without variance
 predictions.safetensors   test.probs, test.targets, …; ood.<name>.probs, … for each unfamiliar set
-result.json               metrics, and the digests of the three above; written last: its presence means finished
+result.json               metrics, and the digests of these files; written last: its presence means finished
 lock                      while somebody writes
 """
 

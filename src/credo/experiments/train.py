@@ -105,6 +105,7 @@ def follow(run: Run) -> None:
             prediction = evaluate_epoch(run)
             run.saver.save_if_due(last=state.epoch == run.training.epochs)
         finish(run, prediction)
+        run.stop.check()  # finished all the same; whoever asked wants the process to end, not the next run
     except Stop:
         run.saver.save()
         run.stop.leave()

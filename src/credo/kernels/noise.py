@@ -7,22 +7,23 @@ memory, counted from `start` when the tensor is a piece of a longer one. Differe
 construction. The global generators are never touched.
 
 Without the kernels `normal_` still gives the same numbers, at several times the price; `sample_`, which training
-calls at every step, then takes torch's own generator with a key of its own: the same distribution, other numbers.
+calls at every step, then takes other numbers of the same distribution, from `generators`.
 """
 
-import struct
+import math
 from collections.abc import Iterator, Sequence
 from ctypes import c_int64
-from hashlib import blake2b
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from credo.errors import InvalidValue
-from credo.kernels import lists, philox
+from credo.kernels import generators, lists, philox
+from credo.kernels.generators import Draw
 from credo.kernels.lists import Row
 from credo.kernels.native import integers
+from credo.kernels.scratch import scratch
 
 WINDOW = 2048  # tiles that the twin draws at once: its intermediate tensors stay in the cache
 LARGEST = 1 << 33  # elements: 2³² blocks of a stream have numbers for so many
@@ -90,25 +91,54 @@ def sample_all_(
         kernel(pointers, layout, c_int64(len(weights)), integers(seed, stream), numbers, _threads())
         increment_version(rows[0])
     else:
-        _sample_twin(rows, scale, number, _draws(rows[0], seed, stream, indices, starts))
+        _sample_twin(rows, scale, number, seed, stream, indices, starts)
     _hand_back(rows[0], weights)
 
 
-Draw = tuple[int, int, int, Tensor]  # tensor, begin, end: noise for its elements [begin, end)
-
-
-def _sample_twin(rows: Sequence[Row], scale: float, shift: float, draws: Iterator[Draw]) -> None:
-    for k, begin, end, noise in draws:
+def _sample_twin(
+    rows: Sequence[Row],
+    scale: float,
+    shift: float,
+    seed: int,
+    stream: int,
+    indices: Sequence[int],
+    starts: Sequence[int],
+) -> None:
+    for k, begin, end, noise in _quick_draws(rows[0], seed, stream, indices, starts):
         weight, mean, curvature, *shifts = (lists.flat(row[k])[begin:end] for row in rows)
-        precision = curvature + (shifts[0] if shifts else shift)
-        weight.copy_(precision.reciprocal_().mul_(scale).sqrt_().mul_(noise).add_(mean))
+        sigma = scratch("sigma", (end - begin,), noise)
+        torch.add(curvature, shifts[0] if shifts else shift, out=sigma)
+        sigma.rsqrt_().mul_(noise)
+        if weight is mean or weight.data_ptr() == mean.data_ptr():
+            weight.add_(sigma, alpha=math.sqrt(scale))
+        else:
+            torch.add(mean, sigma, alpha=math.sqrt(scale), out=weight)
+
+
+def _quick_draws(
+    outs: Row, seed: int, stream: int, indices: Sequence[int], starts: Sequence[int]
+) -> Iterator[Draw]:
+    """Noise from `generators` on the CPU, from the counter elsewhere."""
+    there = [k for k, out in enumerate(outs) if not out.is_cpu]
+    own = [[row[k] for k in there] for row in (outs, indices, starts)]
+    for k, begin, end, noise in _draws(own[0], seed, stream, own[1], own[2]) if there else ():
+        yield there[k], begin, end, noise
+    for dtype in (torch.float32, torch.float64):
+        here = [k for k, out in enumerate(outs) if out.is_cpu and _noise_type(out) is dtype]
+        own = [[row[k] for k in here] for row in ([out.numel() for out in outs], starts, indices)]
+        for k, begin, end, noise in generators.draws(own[0], own[1], own[2], seed, stream, dtype):
+            yield here[k], begin, end, noise
+
+
+def _noise_type(out: Tensor) -> torch.dtype:
+    return torch.float64 if out.dtype == torch.float64 else torch.float32
 
 
 def _draws(
     outs: Row, seed: int, stream: int, indices: Sequence[int], starts: Sequence[int]
 ) -> Iterator[Draw]:
     """Noise for all elements, in float64 for such tensors and in float32 for all others."""
-    kinds = [(torch.float64 if out.dtype == torch.float64 else torch.float32, out.device) for out in outs]
+    kinds = [(_noise_type(out), out.device) for out in outs]
     for dtype, device in dict.fromkeys(kinds):
         spans = [(k, starts[k], outs[k].numel()) for k, kind in enumerate(kinds) if kind == (dtype, device)]
         for window in _windows(spans):
@@ -123,22 +153,6 @@ def _draws(
                 place = before + (starts[k] + begin) - first * philox.TILE
                 yield k, begin, end, noise[place : place + end - begin]
                 before += tiles * philox.TILE
-
-
-def _generated(
-    outs: Row, seed: int, stream: int, indices: Sequence[int], starts: Sequence[int]
-) -> Iterator[Draw]:
-    """Noise from private generators of torch's, one for each key: other numbers than the kernels', a third of the time.
-
-    A multiple of 16 is drawn, because only then does a longer draw begin with the numbers of a shorter one.
-    """
-    for k, (out, index, start) in enumerate(zip(outs, indices, starts, strict=True)):
-        key = blake2b(struct.pack("<QQQ", seed, stream, index), digest_size=8).digest()
-        generator = torch.Generator(out.device).manual_seed(int.from_bytes(key, "little"))
-        dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
-        size = -(-(start + out.numel()) // 16) * 16
-        noise = torch.randn(size, generator=generator, dtype=dtype, device=out.device)
-        yield k, 0, out.numel(), noise[start : start + out.numel()]
 
 
 def _windows(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:

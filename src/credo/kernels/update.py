@@ -1,6 +1,6 @@
 """VOGN's update in one pass over the parameters, and the check that comes before it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import c_int64
 from typing import NamedTuple
 
@@ -11,6 +11,8 @@ from torch.autograd.graph import increment_version
 from credo.kernels import lists
 from credo.kernels.lists import Row
 from credo.kernels.native import integers
+
+TOGETHER = 1 << 20  # elements that the twin updates at once, unless one tensor has more
 
 
 class Settings(NamedTuple):
@@ -68,34 +70,49 @@ def vogn_all_(
         kernel(lists.addresses(*rows, priors, prior_means), *_layout(means), numbers, _threads())
         increment_version([*means, *momenta, *curvatures])
         return
-    for k in range(len(means)):
-        own_prior, own_mean = (
-            number if priors is None else priors[k],
-            None if prior_means is None else prior_means[k],
-        )
-        _vogn_twin(
-            means[k], momenta[k], curvatures[k], gradients[k], squares[k], own_prior, own_mean, settings
-        )
+    for few in _groups(means):
+        own = [[row[k] for k in few] for row in rows]
+        own_prior = number if priors is None else [priors[k] for k in few]
+        own_means = None if prior_means is None else [prior_means[k] for k in few]
+        _vogn_twin(*own, own_prior, own_means, settings)  # type: ignore[misc]
 
 
 def _vogn_twin(
-    mean: Tensor,
-    momentum: Tensor,
-    curvature: Tensor,
-    gradient: Tensor,
-    squares: Tensor,
-    prior: float | Tensor,
-    prior_mean: Tensor | None,
+    means: list[Tensor],
+    momenta: list[Tensor],
+    curvatures: list[Tensor],
+    gradients: list[Tensor],
+    squares: list[Tensor],
+    prior: float | list[Tensor],
+    prior_means: list[Tensor] | None,
     settings: Settings,
 ) -> None:
-    away = mean if prior_mean is None else mean - prior_mean
-    momentum.mul_(settings.beta1).add_(gradient, alpha=settings.gradient_scale)
-    if isinstance(prior, Tensor):
-        momentum.addcmul_(prior, away)
-    elif prior:
-        momentum.add_(away, alpha=prior)
-    curvature.mul_(1 - settings.beta2).add_(squares, alpha=settings.beta2 * settings.squares_scale)
-    mean.addcdiv_(momentum, curvature + (prior + settings.damping), value=-settings.lr)
+    torch._foreach_mul_(momenta, settings.beta1)
+    torch._foreach_add_(momenta, gradients, alpha=settings.gradient_scale)
+    torch._foreach_mul_(curvatures, 1 - settings.beta2)
+    torch._foreach_add_(curvatures, squares, alpha=settings.beta2 * settings.squares_scale)
+    away = means if prior_means is None else torch._foreach_sub(means, prior_means)
+    if isinstance(prior, list):
+        torch._foreach_addcmul_(momenta, prior, away)
+        precisions = torch._foreach_add(curvatures, prior)
+        torch._foreach_add_(precisions, settings.damping)
+    else:
+        torch._foreach_add_(momenta, away, alpha=prior)
+        precisions = torch._foreach_add(curvatures, prior + settings.damping)
+    torch._foreach_addcdiv_(means, momenta, precisions, -settings.lr)
+
+
+def _groups(tensors: Row) -> Iterator[list[int]]:
+    """Neighbours, as many as have `TOGETHER` elements: few calls, and little memory for what they compute on the way."""
+    group, elements = [], 0
+    for k, tensor in enumerate(tensors):
+        if group and elements + tensor.numel() > TOGETHER:
+            yield group
+            group, elements = [], 0
+        group.append(k)
+        elements += tensor.numel()
+    if group:
+        yield group
 
 
 @torch.no_grad()
@@ -106,8 +123,8 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
         return True
     if all(lists.is_dense(tensor) for tensor in tensors) and (kernel := lists.native("all_finite", tensors)):
         return bool(kernel(lists.addresses(tensors), *_layout(tensors), _threads()))
-    # A sum is finite only if all its terms are. Large finite terms may overflow: then look at each.
-    sums = torch.stack([tensor.sum().double() for tensor in tensors])
+    # A norm is finite only if all elements are. Large finite ones may overflow: then look at each.
+    sums = torch.stack([norm.double() for norm in torch._foreach_norm(tensors)])
     return bool(sums.isfinite().all()) or all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 

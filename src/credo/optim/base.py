@@ -16,13 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from credo.curvature.subjects import Subjects, buffers_of
-from credo.errors import CallOrderError
+from credo.distributed import World, world
+from credo.errors import CallOrderError, EmptyBatch
 from credo.kernels.update import all_finite
 from credo.optim import arguments, checkpoints, checks
 from credo.optim.gathering import Gathered, Seen
 from credo.optim.groups import parameter_groups
+from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
 from credo.optim.sampling import MeanKeeper
+from credo.optim.sharing import add_up, gradient_slot
 from credo.posterior import Posterior
 
 
@@ -37,6 +40,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     _inside: int | None  # the thread that is inside a block
     _left: checks.Left  # what the last step left in .grad
     _warned: bool
+    _world: World
     _kept: tuple[str, ...] = ()  # further attributes that copies have too
 
     def __init__(self, params: Any, defaults: dict[str, Any], settings: dict[str, Any]):
@@ -45,6 +49,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
         self._start_afresh()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
+        join(self, self._module_now())
 
     @abstractmethod
     def _sample(self, parameters: list[Tensor]) -> AbstractContextManager[Seen]:
@@ -135,11 +140,42 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         changes, `counters["refused"]` grows, and after ten in a row it is an error.
         """
         self._refuse_inside("step")
-        loss = None if closure is None else self._run(closure)
-        checks.require_samples(self._gathered, self.settings["mc_samples"])
+        loss = None if closure is None else self._run_share(closure)
+        if self._world.alone or self._gathered.samples:
+            checks.require_samples(self._gathered, self.settings["mc_samples"])
         with torch.no_grad():
+            loss = self._share(loss)
             self._update_or_refuse(loss)
         return loss
+
+    def _run_share(self, closure: Callable[[], Tensor]) -> Tensor | None:
+        """The closure; among several processes an empty share of the batch takes part in the step all the same."""
+        try:
+            return self._run(closure)
+        except EmptyBatch:
+            if self._world.alone:
+                raise
+            self._gathered = self._nothing_gathered()
+            return None
+
+    def _share(self, loss: Tensor | None) -> Tensor | None:
+        """Every rank's sums become those of the whole batch; the loss is then the mean over all examples."""
+        if self._world.alone:
+            return loss
+        gathered, parameters = self._gathered, self._trainable()
+        at_once = gathered.vectorized or bool(self.settings.get("vectorized"))
+        mean_loss = self.settings["reduction"] == "mean" or at_once
+        counted = add_up(
+            self._world,
+            [gradient_slot(p, mean_loss) for p in parameters] + gathered.slots(parameters, mean_loss),
+            gathered.examples / max(gathered.samples, 1),
+            None if loss is None else float(loss),
+            self.counters,
+        )
+        gathered.vectorized, gathered.samples = at_once, 1 if at_once else self.settings["mc_samples"]
+        gathered.examples = round(counted.examples * gathered.samples)
+        self.counters["draws"] = counted.draws
+        return torch.tensor(counted.loss) if loss is None else loss.new_tensor(counted.loss)
 
     @final
     def _run_in_turn(self, closure: Callable[[], Tensor]) -> Tensor:
@@ -222,6 +258,12 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self._left = {}
         self._warned = False
         self._keeper = MeanKeeper()
+        self._world = world()
+
+    def _stream(self) -> int:
+        """The number of the next draw among all ranks'; ranks share one row of samples if they are asked to."""
+        rank = 0 if self.settings.get("shared_noise") else self._world.rank
+        return rank << 48 | self.counters["draws"]
 
     def _trainable(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]

@@ -9,7 +9,7 @@ that of the second is exact. What is moved beside μ is log σ².
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -21,7 +21,8 @@ from credo.errors import InvalidType
 from credo.kernels import noise
 from credo.optim import arguments
 from credo.optim.base import BayesianOptimizer
-from credo.optim.gathering import Gathered, Seen
+from credo.optim.gathered_tables import GatheredVariances
+from credo.optim.gathering import Gathered
 from credo.optim.inner import Build, Inner, Moved, adam
 from credo.optim.priors import take_prior
 from credo.optim.reparameterisation import Reparameterised, Uncertain
@@ -49,31 +50,6 @@ def objective_gradients(
     pull = weight * prior_precision
     by_log_variance = (variance_gradient + 0.5 * pull).mul_(variance).sub_(0.5 * weight)
     return gradient + pull * away, by_log_variance
-
-
-@final
-class GatheredVariances(Gathered):
-    """`gradients` holds Σₖ ∂ℓ/∂σ², and `variances` the σ² of the samples, by the parameter's id."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.variances: dict[int, Tensor] = {}
-        self.gradients: dict[int, Tensor] = {}
-        self._parameters: Sequence[Tensor] = ()
-
-    def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
-        assert isinstance(seen, Reparameterised)
-        self._parameters = parameters
-        for key, belief in seen.uncertain.items():
-            grad = belief.variance.grad
-            if grad is not None:
-                self.variances[key] = belief.variance.detach()
-                self.gradients[key] = self.gradients[key].add_(grad) if key in self.gradients else grad
-
-    def tensors(self) -> Iterable[Tensor]:
-        """Norms: Adam squares the gradients, and an overflow there would stay for ever."""
-        grads = [p.grad for p in self._parameters if p.grad is not None]
-        return torch._foreach_norm([*grads, *self.gradients.values()]) if grads else ()
 
 
 @final
@@ -113,6 +89,7 @@ class BayesByBackprop(BayesianOptimizer):
         initial_mean_sd: float | None = None,
         reduction: str = "mean",
         seed: int = 0,
+        shared_noise: bool = False,
     ):
         defaults = {
             "lr": arguments.learning_rate(lr),
@@ -127,6 +104,7 @@ class BayesByBackprop(BayesianOptimizer):
             "initial_log_variance": initial_log_variance,
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
+            "shared_noise": bool(shared_noise),
         }
         if initial_log_variance is not None:
             arguments.number("initial_log_variance", initial_log_variance, *LOG_VARIANCES)
@@ -151,7 +129,7 @@ class BayesByBackprop(BayesianOptimizer):
 
     @contextmanager
     def _sample(self, parameters: list[Tensor]) -> Iterator[Reparameterised]:
-        seed, draw = self.settings["seed"], self.counters["draws"]
+        seed, draw = self.settings["seed"], self._stream()
         subjects, uncertain = self._subjects(parameters), self._uncertain()
         with Reparameterised(subjects, self.settings["reduction"], uncertain, seed, draw) as seen:
             try:
@@ -208,16 +186,16 @@ class BayesByBackprop(BayesianOptimizer):
         weight = group["tempering"] / self.data_size
         for p in group["params"]:
             state = self.state[p]
-            if p.grad is None:
+            if p.grad is None or not p.requires_grad:
                 continue
-            if group["deterministic"] or id(p) not in gathered.gradients:
+            if group["deterministic"] or id(p) not in gathered.table:
                 yield Moved(p.detach(), p.grad * unit, state, "mean.")
                 continue
             by_mean, by_log_variance = objective_gradients(
                 p.detach(),
-                gathered.variances[id(p)],
+                self._log_variance(group, p).exp(),
                 p.grad if unit == 1 else p.grad * unit,
-                gathered.gradients[id(p)] * variance_unit,
+                gathered.table[id(p)] * variance_unit,
                 state.get("prior_precision", group["prior_precision"]),
                 state.get("prior_mean"),
                 weight,

@@ -8,7 +8,7 @@ from torch import Tensor
 from credo.curvature.contribution import widen
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Belief:
     """One parameter with what is known of it, and the numbers of its group."""
 

@@ -15,7 +15,14 @@ from credo.errors import InvalidValue, VersionError
 
 VERSION = 1
 # What is kept beside a layer's weight and has a shape of its own.
-FACTORS = ("input_factor", "output_factor", "input_root", "output_root", "input_eigenvalues", "output_eigenvalues")
+FACTORS = (
+    "input_factor",
+    "output_factor",
+    "input_root",
+    "output_root",
+    "input_eigenvalues",
+    "output_eigenvalues",
+)
 _DRIFT = ("data_size", "augmentation", "mc_samples", "reduction", "seed")
 
 
@@ -55,7 +62,12 @@ def _check_shapes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         names = group.get("param_names", other["params"])
         for name, p, key in zip(names, group["params"], other["params"], strict=False):
             for kind, value in saved["state"].get(key, {}).items():
-                if isinstance(value, Tensor) and value.dim() and kind not in FACTORS and value.shape != p.shape:
+                if (
+                    isinstance(value, Tensor)
+                    and value.dim()
+                    and kind not in FACTORS
+                    and value.shape != p.shape
+                ):
                     raise InvalidValue(
                         f"{kind} of parameter {name!r} was saved with shape {tuple(value.shape)}; here the parameter "
                         f"has shape {tuple(p.shape)}. The state dict belongs to another model."

@@ -17,7 +17,7 @@ from credo.curvature.inspections import INSPECTIONS
 from credo.curvature.operation import lead_before_merge
 from credo.curvature.provenance import Provenance, tensors_in
 from credo.curvature.subjects import Subjects
-from credo.errors import CallOrderError, InvalidValue, UnsupportedOperation
+from credo.errors import CallOrderError, EmptyBatch, UnsupportedOperation
 
 CONVOLUTIONS = {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}  # how many dimensions a batch has
 _ON_ROWS = frozenset((F.linear, F.embedding, *CONVOLUTIONS))
@@ -30,6 +30,7 @@ class Eyes(TorchFunctionMode, ABC):
     def __init__(self, subjects: Subjects, reduction: str):
         super().__init__()
         self.examples = 0
+        self.counted = True
         self.used: set[int] = set()
         self.forward_number = 0  # of the forward passes that had a backward pass between them
         self._known = Provenance(subjects.parameters, subjects.constants)
@@ -114,7 +115,7 @@ class Eyes(TorchFunctionMode, ABC):
     def _count(self) -> int:
         """M, where the operations agree on it; 1 where they do not, which only a sum would notice."""
         if self._rows == {0}:
-            raise InvalidValue("the batch is empty: no example went back.")
+            raise EmptyBatch("the batch is empty: no example went back.")
         if len(self._rows) == 1:
             return next(iter(self._rows))
         if self._reduction == "sum":
@@ -123,6 +124,7 @@ class Eyes(TorchFunctionMode, ABC):
                 f"the number of examples cannot be read from the operations: {seen}. Use a mean loss and "
                 "reduction='mean'."
             )
+        self.counted = False
         return 1
 
 

@@ -11,8 +11,8 @@ from credo.curvature.kronecker import FactorStatistics, watching_factors
 from credo.errors import CallOrderError
 from credo.optim.base import BayesianOptimizer
 from credo.optim.eyes import Onlooker
-from credo.optim.fisher import private_generator, sampled_loss
-from credo.optim.gathered_factors import GatheredFactors
+from credo.optim.fisher import check_outputs, private_generator, sampled_loss
+from credo.optim.gathered_factors import Expected, GatheredFactors
 from credo.optim.gathering import Seen
 
 
@@ -31,14 +31,14 @@ class FactorOptimizer(BayesianOptimizer):
         """Lets what is known of the layers follow parameters that have been frozen since."""
 
     @abstractmethod
-    def _has_curvature(self, p: Tensor) -> bool:
-        """Whether something is known of a parameter."""
+    def _unknown(self) -> list[str]:
+        """The names of trainable parameters without any curvature."""
 
     @final
     @contextmanager
     def _sample(self, parameters: list[Tensor]) -> Iterator[Seen]:
         self._follow_freezing()
-        draw = self.counters["draws"]
+        draw = self._stream()
         with self._keeper.in_place(parameters, lambda: self._draw(draw)), self._watch(parameters) as seen:
             self._statistics = seen if isinstance(seen, FactorStatistics) else None
             try:
@@ -50,28 +50,24 @@ class FactorOptimizer(BayesianOptimizer):
 
     def _watch(self, parameters: list[Tensor]) -> AbstractContextManager[Seen]:
         subjects, reduction = self._subjects(parameters), self.settings["reduction"]
-        if not self._is_due(parameters):
+        if not self._factors_due():
             return Onlooker(subjects, reduction)
         true = self.settings["fisher"] == "true"
         return watching_factors(subjects, reduction, self.settings["sharing"], fisher=true)
 
-    def _is_due(self, parameters: list[Tensor]) -> bool:
-        """Every T_f steps, and where a parameter has joined; not for those that the loss did not reach the last time."""
+    def _factors_due(self) -> bool:
+        """Every T_f steps, and where a parameter has joined; not for those that the last refresh did not reach."""
         if is_due(self.counters["step"], self.settings["factor_interval"]):
             return True
-        unknown = [p for p in parameters if not self._has_curvature(p)]
-        if not unknown:
-            return False
-        names, idle = self.names(), set(self.settings["idle"])
-        return any(names[id(p)] not in idle for p in unknown)
+        return not set(self._unknown()) <= set(self.settings["idle"])
 
     @final
     def observe(self, outputs: Tensor, likelihood: str = "categorical") -> None:
         """For fisher="true": shows the model's outputs, before the backward pass of the loss.
 
         Labels are drawn from them by the private generator and sent back once, through a graph that stays; steps at
-        which no factors are due do nothing here. `likelihood`: "categorical" (logits, (M, classes)) or "gaussian" (means
-        of unit variance, for half the squared error). Micro-batches are shown one by one.
+        which no factors are due do nothing here. `likelihood`: "categorical" (logits, (M, classes)) or "gaussian"
+        (means of unit variance, for half the squared error). Micro-batches are shown one by one.
         """
         if self.settings["fisher"] != "true":
             raise CallOrderError(
@@ -79,8 +75,9 @@ class FactorOptimizer(BayesianOptimizer):
             )
         if self._inside is None:
             raise CallOrderError("observe() belongs inside a sampling block or a closure, before backward.")
+        check_outputs(outputs, likelihood)
         if self._statistics is not None:
-            key = self.settings["seed"], self.counters["draws"], self._statistics.found().examples
+            key = self.settings["seed"], self._stream(), self._statistics.found().examples
             generator = private_generator(*key, outputs.device)
             self._statistics.observe(sampled_loss(outputs, likelihood, generator), self._trainable())
 
@@ -97,7 +94,14 @@ class FactorOptimizer(BayesianOptimizer):
 
     @final
     def _nothing_gathered(self) -> GatheredFactors:
-        return GatheredFactors()
+        return GatheredFactors(self._expected)
+
+    @abstractmethod
+    def _known_layers(self) -> list[Expected]:
+        """The layers that have factors."""
+
+    def _expected(self) -> list[Expected] | None:
+        return self._known_layers() if self._factors_due() else None
 
 
 def is_due(step: int, interval: int) -> bool:

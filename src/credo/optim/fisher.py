@@ -24,7 +24,6 @@ def sampled_loss(outputs: Tensor, likelihood: str, generator: torch.Generator) -
     "categorical": outputs are logits (M, classes), the loss is the cross-entropy. "gaussian": outputs (M, …) are
     means with unit variance, the loss is half the squared error.
     """
-    _check(outputs, likelihood)
     if likelihood == "gaussian":
         noise = torch.randn(outputs.shape, generator=generator, device=outputs.device, dtype=outputs.dtype)
         return 0.5 * (outputs - (outputs.detach() + noise)).square().sum()
@@ -35,7 +34,7 @@ def sampled_loss(outputs: Tensor, likelihood: str, generator: torch.Generator) -
     return F.cross_entropy(outputs, labels, reduction="sum")
 
 
-def _check(outputs: object, likelihood: str) -> None:
+def check_outputs(outputs: object, likelihood: str) -> None:
     if likelihood not in LIKELIHOODS:
         raise InvalidValue(
             f"likelihood must be one of {', '.join(map(repr, LIKELIHOODS))}, got {likelihood!r}."

@@ -1,21 +1,36 @@
 """What the samples of a K-FAC step have said: Kronecker factors and squares where they were refreshed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
 from credo.curvature.kronecker import FactorStatistics, LayerSums
+from credo.errors import CallOrderError
 from credo.optim.gathering import Gathered, Seen
+from credo.optim.sharing import Slot
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A layer whose factors are due, for a rank whose own share of the batch is empty."""
+
+    weight: Tensor
+    bias: Tensor | None
+    inputs: torch.Size
+    outputs: torch.Size
 
 
 @final
 class GatheredFactors(Gathered):
     """`layers` and `squares` hold sums over samples of each sample's own means, by the parameter's id."""
 
-    def __init__(self) -> None:
+    def __init__(self, expect: Callable[[], list[Expected] | None]) -> None:
+        """`expect` says which layers the other ranks will have looked at; None at steps that only move."""
         super().__init__()
+        self._expect = expect
         self.fresh = False  # whether factors were gathered at all
         self.layers: dict[int, LayerSums] = {}
         self.squares: dict[int, Tensor] = {}
@@ -28,9 +43,7 @@ class GatheredFactors(Gathered):
         self.fresh = True
         found = seen.found()
         for key, sums in found.layers.items():
-            means = LayerSums(
-                sums.weight, sums.bias, sums.inputs / found.examples, sums.outputs * found.unit
-            )
+            means = LayerSums(sums.weight, sums.bias, sums.inputs / found.examples, sums.outputs * found.unit)
             if key in self.layers:
                 self.layers[key].add(means)
             else:
@@ -44,6 +57,53 @@ class GatheredFactors(Gathered):
         grads = [p.grad for p in parameters if p.grad is not None]
         if grads:
             self._norms += [norm.square() for norm in torch._foreach_norm(grads)]
+
+    def slots(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Slot]:
+        """At a refresh, squares for every parameter and factors for every layer, all means over examples."""
+        expected = self._expect()
+        if not self.fresh and expected is None:
+            return []
+        if not self.fresh and not expected:
+            raise CallOrderError(
+                "the first step of K-FAC needs examples on every rank: it shows which layers there are."
+            )
+        known = (
+            {id(e.weight): e for e in expected or ()}
+            if not self.fresh
+            else {
+                key: Expected(s.weight, s.bias, s.inputs.shape, s.outputs.shape)
+                for key, s in self.layers.items()
+            }
+        )
+        self.fresh = True
+        layers = [known[id(p)] for p in parameters if id(p) in known]
+        return [slot for e in layers for slot in self._layer_slots(e)] + [
+            self._square_slot(p) for p in parameters
+        ]
+
+    def _layer_slots(self, layer: Expected) -> list[Slot]:
+        own = self.layers.get(id(layer.weight))
+
+        def take_inputs(total: Tensor | None) -> None:
+            if total is not None:
+                empty = total.new_zeros(layer.outputs)
+                self.layers[id(layer.weight)] = LayerSums(layer.weight, layer.bias, total, empty)
+
+        def take_outputs(total: Tensor | None) -> None:
+            if total is not None:
+                self.layers[id(layer.weight)].outputs = total
+
+        return [
+            Slot(layer.inputs, None if own is None else own.inputs, True, take_inputs),
+            Slot(layer.outputs, None if own is None else own.outputs, True, take_outputs),
+        ]
+
+    def _square_slot(self, p: Tensor) -> Slot:
+        def take(total: Tensor | None) -> None:
+            if total is not None:
+                self.squares[id(p)] = total
+
+        return Slot(p.shape, self.squares.get(id(p)), True, take)
 
     def tensors(self) -> Iterable[Tensor]:
         factors = [factor for sums in self.layers.values() for factor in (sums.inputs, sums.outputs)]

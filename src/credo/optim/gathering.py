@@ -7,6 +7,7 @@ from typing import Protocol, final
 from torch import Tensor
 
 from credo.curvature.statistics import Statistics
+from credo.optim.sharing import Slot
 
 
 class Seen(Protocol):
@@ -15,6 +16,10 @@ class Seen(Protocol):
     @property
     def examples(self) -> int:
         """How many examples went back; 0 as long as there was no backward pass."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether that number is exact; else it is 1 for each backward pass."""
 
 
 class Gathered(ABC):
@@ -37,6 +42,10 @@ class Gathered(ABC):
     @abstractmethod
     def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
         """Adds what this method wants to know of one sample."""
+
+    @abstractmethod
+    def slots(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Slot]:
+        """What the ranks of a world must add up, beside the gradients; the same places on all of them."""
 
     @abstractmethod
     def tensors(self) -> Iterable[Tensor]:
@@ -70,6 +79,20 @@ class GatheredSquares(Gathered):
             self.squares[key] += raw
         else:
             self.squares[key] = raw
+
+    def slots(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Slot]:
+        """ĥ, which is a mean over the examples whatever the loss is; its unit is 1 from then on."""
+        unit, self.unit = self.unit, 1.0
+        return [self._slot(p, unit) for p in parameters]
+
+    def _slot(self, p: Tensor, unit: float) -> Slot:
+        raw = self.squares.get(id(p))
+
+        def take(total: Tensor | None) -> None:
+            if total is not None:
+                self.squares[id(p)] = total
+
+        return Slot(p.shape, None if raw is None else raw * unit, True, take)
 
     def supply(self, squares: dict[int, Tensor], examples: int) -> None:
         """Squares that were not taken in a block: one sample of `examples`."""

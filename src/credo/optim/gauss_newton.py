@@ -54,6 +54,7 @@ class GaussNewton(SquaresOptimizer):
         initial_precision: float | None,
         reduction: str,
         seed: int,
+        shared_noise: bool,
     ):
         defaults = {
             "lr": arguments.learning_rate(lr),  # α
@@ -74,6 +75,7 @@ class GaussNewton(SquaresOptimizer):
             "initial_precision": initial_precision,  # P
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
+            "shared_noise": bool(shared_noise),
         }
         if vectorized and mc_slices > 1:
             raise InvalidValue(f"vectorized=True and mc_slices={mc_slices} exclude each other. Choose one.")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from credo.errors import InvalidValue
+from credo.posterior.matrix_normal import Root
 
 FORMS = ("pi", "eigen")
 
@@ -54,5 +55,24 @@ def _inverse_root(matrix: Tensor) -> Tensor:
             "Raise damping."
         )
     identity = torch.eye(matrix.shape[-1], dtype=factor.dtype, device=factor.device)
-    inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
+    inverse: Tensor = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
     return inverse.mT.to(matrix.dtype).contiguous()
+
+
+class Inverses:
+    """H⁻¹ times a matrix; keeps the products RRᵀ and CCᵀ between refreshes. Copies start without them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def __reduce__(self) -> tuple[type["Inverses"], tuple[()]]:
+        return Inverses, ()
+
+    def times(self, weight: Tensor, root: Root, matrix: Tensor) -> Tensor:
+        if root.scale.dim():
+            return root.covariance_times(matrix)
+        kept = self._kept.get(id(weight))
+        if kept is None or kept[0] is not root.rows:
+            kept = root.rows, root.rows @ root.rows.mT, root.columns @ root.columns.mT
+            self._kept[id(weight)] = kept
+        return kept[1] @ matrix @ kept[2]

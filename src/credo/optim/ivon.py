@@ -12,7 +12,7 @@ gradients are needed: a step is one ordinary backward pass a sample.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -27,29 +27,11 @@ from credo.optim import arguments
 from credo.optim.base import BayesianOptimizer
 from credo.optim.beliefs import Belief
 from credo.optim.eyes import Onlooker
-from credo.optim.gathering import Gathered, Seen
+from credo.optim.gathered_tables import GatheredProducts
+from credo.optim.gathering import Gathered
 from credo.optim.offsets import OffsetKeeper
 from credo.optim.priors import take_prior
 from credo.posterior import DiagonalPosterior, Posterior
-
-
-@final
-class GatheredProducts(Gathered):
-    """`products` holds Σₖ ∂ℓ/∂w·(w − μ) by the parameter's id, in memory of the optimiser's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.products: dict[int, Tensor] = {}
-        self._plain: Sequence[Tensor] = ()  # parameters without noise
-
-    def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
-        self._plain = [p for p in parameters if id(p) not in self.products]
-
-    def tensors(self) -> Iterable[Tensor]:
-        """Norms: the update squares the products, so what overflows there is refused too."""
-        grads = [p.grad for p in self._plain if p.grad is not None]
-        numbers = [*grads, *self.products.values()]
-        return torch._foreach_norm(numbers) if numbers else ()
 
 
 @final
@@ -87,6 +69,7 @@ class IVON(BayesianOptimizer):
         clip_radius: float | None = None,  # ξ
         reduction: str = "mean",
         seed: int = 0,
+        shared_noise: bool = False,
     ):
         defaults = {
             "lr": arguments.learning_rate(lr),  # α
@@ -104,6 +87,7 @@ class IVON(BayesianOptimizer):
             ),
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
+            "shared_noise": bool(shared_noise),
         }
         self._offsets = OffsetKeeper()
         super().__init__(params, defaults, settings)
@@ -129,7 +113,7 @@ class IVON(BayesianOptimizer):
         eyes = Onlooker(self._subjects(parameters), self.settings["reduction"])
         beliefs = [b for b in self.beliefs() if not b.deterministic]
         uncertain = [b.parameter for b in beliefs]
-        products = self._gathered.products
+        products = self._gathered.table
         with self._offsets.in_place(uncertain, lambda means: self._draw(beliefs, means), products), eyes:
             yield eyes
         self.counters["draws"] += 1
@@ -154,7 +138,7 @@ class IVON(BayesianOptimizer):
                 scale,
                 [beliefs[k].shrinkage for k in places] if shift is None else shift,  # type: ignore[misc]
                 self.settings["seed"],
-                self.counters["draws"],
+                self._stream(),
                 places,
                 [0] * len(places),
                 [means[k] for k in places],
@@ -169,7 +153,8 @@ class IVON(BayesianOptimizer):
         for group in self.param_groups:
             alike: dict[int, list[Tensor]] = {}
             for p in group["params"]:
-                if p.grad is not None and (group["deterministic"] or id(p) in gathered.products):
+                reached = p.requires_grad and p.grad is not None
+                if reached and (group["deterministic"] or id(p) in gathered.table):
                     alike.setdefault(self._count(p), []).append(p)
             for step, ready in alike.items():
                 self._update_some(group, step, ready, gathered, unit / gradient_scale, unit / squares_scale)
@@ -201,10 +186,7 @@ class IVON(BayesianOptimizer):
             [state["momentum"] for state in states],
             [state["curvature"] for state in states],
             gradients,
-            [
-                gathered.products.get(id(p), gradient)
-                for p, gradient in zip(parameters, gradients, strict=True)
-            ],
+            [gathered.table.get(id(p), gradient) for p, gradient in zip(parameters, gradients, strict=True)],
             priors if isinstance(priors[0], Tensor) else priors[0],  # type: ignore[arg-type]
             [state["prior_mean"] for state in states] if "prior_mean" in states[0] else None,
             numbers,

@@ -2,9 +2,9 @@
 
 With N the data size times ρ, δ̃ = τδ/N, and a layer's [W b] as one matrix:
 
-    Â = mean of aaᵀ,  Ĝ = mean of ggᵀ                    a its inputs, g the gradients of its outputs; every T_f steps
+    Â = mean of aaᵀ,  Ĝ = mean of ggᵀ               a its inputs, g the gradients of its outputs; every T_f steps
     A ← (1 − β₂)A + β₂Â,   G ← (1 − β₂)G + β₂Ĝ
-    H⁻¹ = (A ⊗ G + δ̃ + γ)⁻¹                              damped in one of two ways, see `inverses`; every T_i steps
+    H⁻¹ = (A ⊗ G + δ̃ + γ)⁻¹                         damped in one of two ways, see `inverses`; every T_i steps
     m ← β₁m + ĝ + δ̃(μ − μ₀)
     μ ← μ − α·H⁻¹m
     Cov = (τ/N)·H⁻¹
@@ -13,28 +13,37 @@ Everything without Kronecker factors has s, the mean of its squared gradients, i
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from credo.curvature.factors import SHARINGS
-from credo.curvature.kronecker import layer_name
+from credo.curvature.kronecker import LayerSums, layer_name
 from credo.errors import InvalidValue, UnsupportedOperation
 from credo.optim import arguments
-from credo.optim.beliefs import Belief
-from credo.optim.factor_blocks import FactorOptimizer, is_due
+from credo.optim.factor_blocks import is_due
 from credo.optim.gathered_factors import GatheredFactors
 from credo.optim.gathering import Gathered
-from credo.optim.inverses import FORMS
-from credo.optim.kronecker_layers import KroneckerLayer, ensure_momentum, forget, forget_bias, learn
+from credo.optim.inverses import FORMS, Inverses
+from credo.optim.kronecker_layers import KroneckerLayer, learn_factors, learn_squares, momentum_of
+from credo.optim.kronecker_state import KroneckerState
 from credo.optim.priors import take_prior
 from credo.posterior import KroneckerPosterior, Layer, Posterior, Root
 
 
-class KroneckerOptimizer(FactorOptimizer):
-    """The state and the update; whether a block holds a sample or the mean is left to the method."""
+def add_gradient_(m: Tensor, gradient: Tensor, unit: float, beta1: float, pull: Tensor | None) -> None:
+    """m ← β₁m + ĝ + δ̃(μ − μ₀), ĝ = unit·gradient, `pull` the last term."""
+    m.mul_(beta1).add_(gradient.to(m.dtype), alpha=unit)
+    if pull is not None:
+        m.add_(pull)
+
+
+class KroneckerOptimizer(KroneckerState):
+    """The update; whether a block holds a sample or the mean is left to the method."""
+
+    _kept = ("_inverses",)
 
     def __init__(
         self,
@@ -57,6 +66,7 @@ class KroneckerOptimizer(FactorOptimizer):
         sharing: str,
         reduction: str,
         seed: int,
+        shared_noise: bool,
     ):
         defaults = {
             "lr": arguments.learning_rate(lr),  # α
@@ -77,9 +87,11 @@ class KroneckerOptimizer(FactorOptimizer):
             "sharing": arguments.option("sharing", sharing, SHARINGS),
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
+            "shared_noise": bool(shared_noise),
             "layers": {},  # weight → bias or None, by name: the layers that the backward passes have shown
             "idle": [],  # names that the loss did not reach when the factors were last refreshed
         }
+        self._inverses = Inverses()
         super().__init__(params, defaults, settings)
         if prior is not None:
             take_prior(self, prior)
@@ -98,42 +110,145 @@ class KroneckerOptimizer(FactorOptimizer):
                 "where the curvature is zero: an improper posterior. Give damping > 0."
             )
 
-    # What is known
+    # The update
 
     @final
-    def layers(self) -> list[KroneckerLayer]:
-        """The layers with Kronecker factors, in the order of their weights."""
-        names, bias_of = self.names(), self.settings["layers"]
-        named = {names[id(p)]: (k, p, group) for k, (p, group) in enumerate(self._all())}
-        return [
-            self._layer(name, bias_of[name], named) for name, (_, p, _) in named.items() if name in bias_of
-        ]
+    def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
+        assert isinstance(gathered, GatheredFactors)
+        mean_loss = self.settings["reduction"] == "mean"
+        per_example = 1 if mean_loss else gathered.examples / gathered.samples
+        if gathered.fresh:
+            own_labels = self.settings["fisher"] == "true"  # their loss is not the one that was scaled
+            self._learn(gathered, (1.0 if own_labels else 1 / squares_scale**2) / gathered.samples)
+        self._invert()
+        self._move(1 / (gathered.samples * per_example * gradient_scale))
 
-    def _layer(self, name: str, bias_name: str | None, named: Mapping[str, Any]) -> KroneckerLayer:
-        place, weight, group = named[name]
-        bias = None if bias_name is None else named[bias_name][1]
-        members = [(weight, group)] if bias is None else [(weight, group), (bias, named[bias_name][2])]
-        shrinkage = self._mean_shrinkage(members)
-        state = self._moved_state(weight)
-        return KroneckerLayer(weight, bias, (name, bias_name), group, state, place, shrinkage)
+    def _learn(self, gathered: GatheredFactors, unit: float) -> None:
+        """The running means of factors and squares; `unit` undoes the number of samples and the loss scale."""
+        entries, names = self._entries(), self.names()
+        layers = {names[key]: sums for key, sums in gathered.layers.items()}
+        squares = {names[key]: square for key, square in gathered.squares.items()}
+        self._refuse_changes(layers, squares, entries)
+        for name, sums in layers.items():
+            for member in (sums.weight, sums.bias):
+                if member is not None:
+                    self.state[member].pop("curvature", None)
+            rate, state = entries[name][2]["ema_rate"], self._moved_state(sums.weight)
+            learn_factors(state, sums, rate, 1 / gathered.samples, unit)
+        for name, square in squares.items():
+            _, p, group = entries[name]
+            learn_squares(self._moved_state(p), square, group["ema_rate"], unit)
+        biases = {name: None if s.bias is None else names[id(s.bias)] for name, s in layers.items()}
+        self.settings["layers"] = {**self.settings["layers"], **biases}
+        self.settings["idle"] = self._unknown()
+
+    def _invert(self) -> None:
+        due = is_due(self.counters["step"], self.settings["inverse_interval"])
+        for layer in self.layers():
+            if due or "input_root" not in layer.state:
+                layer.invert(self.settings["damping_form"])
+
+    def _refuse_changes(
+        self, layers: Mapping[str, LayerSums], squares: Mapping[str, Tensor], entries: Mapping[str, Any]
+    ) -> None:
+        """What cannot be learnt is refused before anything has changed."""
+        if flipped := sorted(self._in_layers() & squares.keys()):
+            raise UnsupportedOperation(
+                f"{flipped[0]!r} had Kronecker factors and is now used more than once, or in another operation. A "
+                "layer must be used alike in every step."
+            )
+        names = self.names()
+        for name, sums in layers.items():
+            bias = sums.weight if sums.bias is None else sums.bias
+            if entries[name][2]["deterministic"] != entries[names[id(bias)]][2]["deterministic"]:
+                raise InvalidValue(
+                    f"{name!r} and its bias are one layer, but only one of them is in a group with deterministic=True. "
+                    "Put both into the same group."
+                )
+
+    def _move(self, unit: float) -> None:
+        """m and μ of every parameter that has a gradient and a curvature."""
+        groups = self._groups()
+        for belief in self.beliefs():
+            p = belief.parameter
+            if p.grad is None:
+                continue
+            if belief.curvature is None:  # met for the first time between two refreshes: one comes next
+                self.settings["idle"] = [name for name in self.settings["idle"] if name != belief.name]
+                continue
+            m = self._add_gradient(p, groups[id(p)], unit)
+            precision = belief.curvature + (belief.shrinkage + belief.damping)
+            p.sub_((m / precision).mul_(float(groups[id(p)]["lr"])))
+        for layer in self.layers():
+            self._move_layer(layer, groups, unit)
+
+    def _move_layer(self, layer: KroneckerLayer, groups: dict[int, dict[str, Any]], unit: float) -> None:
+        moved = [p for p in layer.members if p.grad is not None]
+        if not moved:
+            return
+        for p in moved:
+            self._add_gradient(p, groups[id(p)], unit)
+        m = layer.packed(*(momentum_of(p, self._moved_state(p)) for p in layer.members))
+        root = layer.root(self.settings["damping_form"])
+        steps = layer.unpacked(self._inverses.times(layer.weight, root, m))
+        for p, step in zip(layer.members, steps, strict=True):
+            if p.grad is not None:
+                p.sub_(step.to(p.dtype), alpha=float(groups[id(p)]["lr"]))
+
+    def _add_gradient(self, p: Tensor, group: dict[str, Any], unit: float) -> Tensor:
+        state = self._moved_state(p)
+        m, shrinkage = momentum_of(p, state), self._shrinkage(group, p)
+        away = p.detach() - state["prior_mean"] if "prior_mean" in state else p.detach()
+        none = not isinstance(shrinkage, Tensor) and shrinkage == 0
+        assert p.grad is not None
+        add_gradient_(m, p.grad, unit, group["momentum"], None if none else away * shrinkage)
+        return m
+
+    # What is believed
 
     @final
-    def beliefs(self) -> Iterator[Belief]:
-        """Every trainable parameter outside the layers with what is known of it, in order."""
-        names, inside = self.names(), self._inside_layers()
-        for p, group in self._all():
-            if p.requires_grad and names[id(p)] not in inside:
-                numbers = group["damping"], group["tempering"], self.data_size, group["deterministic"]
-                curvature = self._moved_state(p).get("curvature")
-                yield Belief(names[id(p)], p, curvature, self._shrinkage(group, p), *numbers)
+    @torch.no_grad()
+    def posterior(self, *, damped: bool = True) -> KroneckerPosterior:
+        """Matrix-normal layers, and N(μ, diag σ²) for the rest; what blocks draw from.
 
-    def _inside_layers(self) -> set[str]:
-        pairs = self.settings["layers"].items()
-        return {name for pair in pairs for name in pair if name is not None}
+        `damped=False` leaves γ out, which is then the pure posterior, from the factors as they are now.
+        """
+        self._refuse_inside("take the posterior")
+        self._follow_freezing()
+        mean = {n: p.detach() for n, (_, p, _) in self._entries().items() if p.requires_grad}
+        variance = {b.name: b.variance(damped) for b in self.beliefs() if not b.deterministic}
+        layers = {
+            layer_name(layer.names[0]): Layer(*layer.names, self._covariance_root(layer, damped))
+            for layer in self.layers()
+            if not layer.group["deterministic"]
+        }
+        first = self.param_groups[0]
+        metadata = {
+            "method": type(self).__name__,
+            "data_size": self.settings["data_size"],
+            "augmentation": self.settings["augmentation"],
+            "tempering": first["tempering"],
+            "prior_precision": first["prior_precision"],
+            "damping": first["damping"],
+            "damping_form": self.settings["damping_form"],
+            "step": self.counters["step"],
+        }
+        return KroneckerPosterior(mean, layers, variance, metadata)
+
+    def _covariance_root(self, layer: KroneckerLayer, damped: bool) -> Root:
+        form = self.settings["damping_form"]
+        root = layer.root(form) if damped else layer.pure_root(form)
+        return Root(
+            root.rows, root.columns, root.scale * math.sqrt(layer.group["tempering"] / self.data_size)
+        )
 
     @final
-    def _has_curvature(self, p: Tensor) -> bool:
-        return "curvature" in self.state[p] or "input_factor" in self.state[p] or "in_layer" in self.state[p]
+    def factors(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Layer → (A, G), the running means; copies."""
+        kinds = "input_factor", "output_factor"
+        return {layer_name(v.names[0]): tuple(v.state[k].clone() for k in kinds) for v in self.layers()}  # type: ignore[misc]
 
-    def _all(self) -> list[tuple[Tensor, dict[str, Any]]]:
-        return [(p, group) for group in self.param_groups for p in group["params"]]
+    @final
+    def curvature(self) -> dict[str, Tensor]:
+        """s by name, of the parameters without Kronecker factors: the running mean of squared gradients; a copy."""
+        return {b.name: b.curvature.clone() for b in self.beliefs() if b.curvature is not None}

@@ -37,7 +37,7 @@ class KroneckerLayer:
         outputs, inputs = self.state["output_factor"].shape, self.state["input_factor"].shape
         return torch.Size((*outputs[:-1], inputs[-1]))
 
-    def packed(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def packed(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return as_matrix(weight, bias, self.shape)
 
     def unpacked(self, matrix: Tensor) -> list[Tensor]:
@@ -74,17 +74,26 @@ class KroneckerLayer:
         return Root(rows, columns, eigen_scale(values, others, self.shrinkage))
 
 
-def learn(state: State, sums: LayerSums, rate: float, unit: float) -> bool:
-    """A ← (1−β₂)A + β₂Â, G likewise, Ĝ = unit·(what was gathered); the first ones are taken whole. Whether they were."""
+def learn_factors(state: State, sums: LayerSums, rate: float, input_unit: float, output_unit: float) -> None:
+    """A ← (1−β₂)A + β₂Â, G likewise; the first ones are taken whole."""
+    units = {"input_factor": (sums.inputs, input_unit), "output_factor": (sums.outputs, output_unit)}
     known = state.get("input_factor")
-    new = known is None or known.shape != sums.inputs.shape
-    if new:
-        forget(state)
-        state["input_factor"], state["output_factor"] = sums.inputs.clone(), sums.outputs * unit
+    if known is not None and known.shape != sums.inputs.shape:
+        forget(state)  # the bias has been frozen or freed
+    for kind, (found, unit) in units.items():
+        _learn(state, kind, found, rate, unit)
+
+
+def learn_squares(state: State, squares: Tensor, rate: float, unit: float) -> None:
+    """s ← (1−β₂)s + β₂ĥ; the first squares are the first s."""
+    _learn(state, "curvature", squares, rate, unit)
+
+
+def _learn(state: State, kind: str, found: Tensor, rate: float, unit: float) -> None:
+    if kind in state:
+        state[kind].mul_(1 - rate).add_(found.to(state[kind].dtype), alpha=rate * unit)
     else:
-        for kind, found, scale in (("input_factor", sums.inputs, 1.0), ("output_factor", sums.outputs, unit)):
-            state[kind].mul_(1 - rate).add_(found.to(state[kind].dtype), alpha=rate * scale)
-    return new
+        state[kind] = found * unit
 
 
 def forget_bias(state: State) -> None:
@@ -97,7 +106,8 @@ def forget(state: State) -> None:
         state.pop(kind, None)
 
 
-def ensure_momentum(p: Tensor, state: State) -> Tensor:
+def momentum_of(p: Tensor, state: State) -> Tensor:
+    """m, zero at first."""
     if "momentum" not in state:
         state["momentum"] = torch.zeros_like(widen(p.detach()))
     return state["momentum"]

@@ -53,6 +53,7 @@ class OGN(GaussNewton):
             initial_precision=initial_precision,
             reduction=reduction,
             seed=seed,
+            shared_noise=False,
         )
 
     def _draw(self, draw: int) -> None:

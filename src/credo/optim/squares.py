@@ -34,7 +34,7 @@ class SquaresOptimizer(BayesianOptimizer):
     @contextmanager
     def _sample(self, parameters: list[Tensor]) -> Iterator[Statistics]:
         """The weights are a sample, in place; or, with slices, several that the operations choose from."""
-        slices, draw = self.settings["mc_slices"], self.counters["draws"]
+        slices, draw = self.settings["mc_slices"], self._stream()
         subjects, reduction = self._subjects(parameters), self.settings["reduction"]
         if slices > 1:
             with watching(subjects, reduction, stacks=self._stacks(draw, slices)) as stats:
@@ -56,7 +56,7 @@ class SquaresOptimizer(BayesianOptimizer):
         self._refuse_inside("step")
         self._gathered = self._nothing_gathered()
         parameters, samples = self._trainable(), self.settings["mc_samples"]
-        stacks = self._stacks(self.counters["draws"], samples)
+        stacks = self._stacks(self._stream(), samples)
         for p in parameters:
             p.grad = None
         with watching(self._subjects(parameters), "mean", stacks=stacks) as stats:

@@ -37,6 +37,7 @@ class VOGN(GaussNewton):
     initial_curvature: s₀. None takes the squares of the first minibatch; the first step is then at the mean.
     initial_precision: instead of s₀, where 1/σ² starts; where the prior is sharper, it starts there. Its excess over
         the prior fades as (1 − β₂)ᵗ, and what is left of it at the end counts as if the data had said it.
+    shared_noise: among several processes, the same samples on all ranks instead of each rank's own.
     reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
     """
 
@@ -60,6 +61,7 @@ class VOGN(GaussNewton):
         initial_precision: float | None = None,
         reduction: str = "mean",
         seed: int = 0,
+        shared_noise: bool = False,
     ):
         super().__init__(
             params,
@@ -79,6 +81,7 @@ class VOGN(GaussNewton):
             initial_precision=initial_precision,
             reduction=reduction,
             seed=seed,
+            shared_noise=shared_noise,
         )
 
     def _draw(self, draw: int) -> None:

@@ -131,8 +131,9 @@ RECIPES: Final = (
             "Paper: Table 4 gives VOGN lr = 1e-2, ten times the damping, and its released code 1e-4: "
             "vogn is the table, vogn-released the code. The 30 epochs over which τ rises are from the code too. "
             "Adam's weight decay is torch.optim.Adam's, an L2 term. For BBB it takes 10 samples in training and 100 "
-            "at test time for linear layers, 1 and 10 for convolutions; here 10 and 100 for all. CPU size: all of CIFAR-10, 10 epochs instead of 210 (BBB: 800), Adam without weight "
-            "decay, MC-dropout with lr 1e-2 and VOGN with K = 1 and credo's defaults, so that 10 epochs go somewhere."
+            "at test time for linear layers, 1 and 10 for convolutions; here 10 and 100 for all. CPU size: all of "
+            "CIFAR-10, 10 epochs instead of 210 (BBB: 800), Adam without weight decay, MC-dropout with lr 1e-2 and "
+            "VOGN with K = 1 and credo's defaults, so that 10 epochs go somewhere."
         ),
     ),
 )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from credo.experiments import figures
+from credo.experiments.names import plain_name
 from credo.experiments.recipes import RECIPES
 from credo.experiments.report.markdown import markdown
 from credo.experiments.report.page import Picture, html
@@ -50,11 +51,14 @@ def draw_all(results: Sequence[Result], data_root: Path | str | None) -> list[tu
         groups.setdefault((result.recipe, result.size), []).append(result)
     found = []
     for (name, size), group in groups.items():
+        stem = plain_name(
+            "recipe and size in config.json:", f"{name or 'run'}-{size or 'own'}"
+        )  # it names files
         wanted = RECIPES[name].figures if name in RECIPES else ()
         for kind in wanted or USUAL:
             figure = figures.draw(kind, group, data_root=data_root)
             if figure is not None:
                 title, caption = figures.CAPTIONS[kind]
                 svg = figures.svg(figure)
-                found.append((Picture(name, size, f"{name}-{size}-{kind}", title, caption, svg), figure))
+                found.append((Picture(name, size, f"{stem}-{kind}", title, caption, svg), figure))
     return found

@@ -1,0 +1,89 @@
+"""Who takes part: the processes of `torch.distributed`, or this one alone."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from credo.errors import InvalidValue
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of one process group; every method does nothing when there is only one."""
+
+    rank: int
+    size: int
+    group: Any = None  # torch's handle; None for the default group
+
+    @property
+    def alone(self) -> bool:
+        return self.size == 1
+
+    def add_(self, tensor: Tensor) -> None:
+        """Σ over the ranks, in place, the same bits on all."""
+        if not self.alone:
+            dist.all_reduce(tensor, group=self.group)
+
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        """Rank 0's values for all, one message for each dtype and device."""
+        if self.alone:
+            return
+        alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for tensor in tensors:
+            alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        for row in alike.values():
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in row])
+            dist.broadcast(flat, self.first(), group=self.group)
+            for tensor, part in zip(row, flat.split([t.numel() for t in row]), strict=True):
+                tensor.detach().copy_(part.view(tensor.shape))
+
+    def first(self) -> int:
+        """The number by which torch knows this group's rank 0."""
+        return 0 if self.group is None else dist.get_global_rank(self.group, 0)
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Every rank's text, on every rank. Bytes in tensors: torch's own way for objects unpickles what arrives."""
+        if self.alone:
+            return [text]
+        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self._device())
+        sizes = [torch.zeros(1, dtype=torch.int64, device=data.device) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(data)], device=data.device), group=self.group)
+        longest = max(int(size) for size in sizes)
+        padded = torch.nn.functional.pad(data, (0, longest - len(data)))
+        rows = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(rows, padded, group=self.group)
+        return [bytes(row[: int(n)].tolist()).decode() for row, n in zip(rows, sizes, strict=True)]
+
+    def _device(self) -> torch.device:
+        """Where messages must lie: nccl carries nothing from the CPU."""
+        on_gpu = dist.get_backend(self.group) == "nccl"
+        return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+ALONE = World(0, 1)
+
+
+def world(group: Any = None) -> World:
+    """The world that `torchrun` and `init_process_group` have made; this process alone if they have not."""
+    if not dist.is_available() or not dist.is_initialized():
+        return ALONE
+    return World(dist.get_rank(group), dist.get_world_size(group), group)
+
+
+def agree(world: World, facts: Mapping[str, Any]) -> None:
+    """Refuses, on every rank alike, facts in which ranks differ; names the first one."""
+    mine = {key: repr(value) for key, value in facts.items()}
+    everybody = [json.loads(text) for text in world.gather_texts(json.dumps(mine))]
+    for rank, theirs in enumerate(everybody[1:], start=1):
+        for key in dict.fromkeys([*everybody[0], *theirs]):
+            first, other = everybody[0].get(key, "absent"), theirs.get(key, "absent")
+            if first != other:
+                raise InvalidValue(
+                    f"ranks do not agree: {key} is {first} on rank 0 and {other} on rank {rank}. All processes must "
+                    "build the same model and optimiser, with the same versions."
+                )

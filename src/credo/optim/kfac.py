@@ -1,0 +1,63 @@
+"""K-FAC: Kronecker-factored natural gradient (Martens & Grosse 2015; Grosse & Martens 2016 for convolutions).
+
+The update is the one in `kronecker_base`; gradients and factors are taken at the mean. Its posterior is a Laplace
+approximation with the same factors.
+"""
+
+from typing import Any, final
+
+from torch import Tensor
+
+from credo.optim.kronecker_base import KroneckerOptimizer
+from credo.posterior import Posterior
+
+
+@final
+class KFAC(KroneckerOptimizer):
+    """As `NoisyKFAC`, without noise in the weights; the arguments mean the same."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,  # α
+        *,
+        data_size: float,  # N
+        momentum: float = 0.9,  # β₁
+        ema_rate: float = 0.1,  # β₂
+        prior_precision: float = 1.0,  # δ
+        prior: Posterior | None = None,
+        damping: float = 1e-2,  # γ
+        damping_form: str = "pi",
+        tempering: float = 1.0,  # τ
+        augmentation: float = 1.0,  # ρ
+        factor_interval: int = 10,  # T_f
+        inverse_interval: int = 100,  # T_i
+        fisher: str = "empirical",
+        sharing: str = "expand",
+        reduction: str = "mean",
+        seed: int = 0,
+    ):
+        super().__init__(
+            params,
+            lr,
+            data_size=data_size,
+            momentum=momentum,
+            ema_rate=ema_rate,
+            prior_precision=prior_precision,
+            prior=prior,
+            damping=damping,
+            damping_form=damping_form,
+            tempering=tempering,
+            mc_samples=1,
+            augmentation=augmentation,
+            factor_interval=factor_interval,
+            inverse_interval=inverse_interval,
+            fisher=fisher,
+            sharing=sharing,
+            reduction=reduction,
+            seed=seed,
+            shared_noise=False,
+        )
+
+    def _draw(self, draw: int) -> None:
+        """The mean is the sample."""

@@ -1,0 +1,98 @@
+"""What K-FAC knows at any time: the layers with their factors, the other parameters with their squares."""
+
+from collections.abc import Iterator
+from typing import Any, final
+
+from torch import Tensor
+
+from credo.optim.beliefs import Belief
+from credo.optim.factor_blocks import FactorOptimizer
+from credo.optim.gathered_factors import Expected
+from credo.optim.kronecker_layers import KroneckerLayer, forget, forget_bias
+
+
+class KroneckerState(FactorOptimizer):
+    """`settings["layers"]` says by name which weight has factors and which bias is its; the backward passes tell."""
+
+    @final
+    def layers(self) -> list[KroneckerLayer]:
+        """The layers with Kronecker factors, in the order of their weights."""
+        entries, found = self._entries(), []
+        for name, bias_name in self.settings["layers"].items():
+            place, weight, group = entries[name]
+            bias = None if bias_name is None else entries[bias_name][1]
+            state = self._moved_state(weight)
+            shrinkage = self._mean_shrinkage([entries[n][1:] for n in (name, bias_name) if n is not None])
+            found.append(KroneckerLayer(weight, bias, (name, bias_name), group, state, place, shrinkage))
+        return sorted(found, key=lambda layer: layer.place)
+
+    @final
+    def beliefs(self) -> Iterator[Belief]:
+        """Every trainable parameter outside the layers with what is known of it, in order."""
+        inside = self._in_layers()
+        for name, (_, p, group) in self._entries().items():
+            if p.requires_grad and name not in inside:
+                curvature, shrinkage = self._moved_state(p).get("curvature"), self._shrinkage(group, p)
+                numbers = group["damping"], group["tempering"], self.data_size, group["deterministic"]
+                yield Belief(name, p, curvature, shrinkage, *numbers)
+
+    def _entries(self) -> dict[str, tuple[int, Tensor, dict[str, Any]]]:
+        """Name → place among all parameters, parameter, group."""
+        names, every = self.names(), [(p, g) for g in self.param_groups for p in g["params"]]
+        return {names[id(p)]: (k, p, g) for k, (p, g) in enumerate(every)}
+
+    def _groups(self) -> dict[int, dict[str, Any]]:
+        return {id(p): group for group in self.param_groups for p in group["params"]}
+
+    def _in_layers(self) -> set[str]:
+        pairs = self.settings["layers"].items()
+        return {name for pair in pairs for name in pair if name is not None}
+
+    @final
+    def _known_layers(self) -> list[Expected]:
+        kinds = "input_factor", "output_factor"
+        return [Expected(v.weight, v.bias, *(v.state[kind].shape for kind in kinds)) for v in self.layers()]
+
+    @final
+    def _unknown(self) -> list[str]:
+        return [b.name for b in self.beliefs() if b.curvature is None]
+
+    def _moved_state(self, p: Tensor) -> dict[str, Tensor]:
+        """The state of a parameter, on the parameter's device."""
+        state: dict[str, Tensor] = self.state[p]
+        for key, value in state.items():
+            if value.device != p.device:
+                state[key] = value.to(p.device)
+        return state
+
+    def _shrinkage(self, group: dict[str, Any], p: Tensor) -> float | Tensor:
+        """δ̃ = τδ/N, a number or, under a posterior as prior, one a weight; none for normalisation layers."""
+        if group["deterministic"]:
+            return 0.0
+        precision: float | Tensor = self.state[p].get("prior_precision", group["prior_precision"])
+        unit: float = group["tempering"] / self.data_size
+        return precision * unit
+
+    def _mean_shrinkage(self, members: list[tuple[Tensor, dict[str, Any]]]) -> float | Tensor:
+        """δ̃ as the damping of a layer, which is one number: the mean over its weights."""
+        total: float | Tensor = 0.0
+        for p, group in members:
+            own = self._shrinkage(group, p)
+            total = total + (own.sum() if isinstance(own, Tensor) else own * p.numel())
+        return total / sum(p.numel() for p, _ in members)
+
+    @final
+    def _follow_freezing(self) -> None:
+        """A layer whose weight is frozen is none; one whose bias is frozen is the layer given that bias."""
+        kept: dict[str, str | None] = {}
+        for layer in self.layers():
+            name, bias_name = layer.names
+            if not layer.weight.requires_grad:
+                forget(layer.state)
+                continue
+            if layer.bias is not None and not layer.bias.requires_grad:
+                forget_bias(layer.state)
+                layer.invert(self.settings["damping_form"])
+                bias_name = None
+            kept[name] = bias_name
+        self.settings["layers"] = kept

@@ -1,0 +1,113 @@
+"""Noisy K-FAC: the variational K-FAC (Zhang et al. 2018; Osawa et al. 2019, appendix A).
+
+The update is the one in `kronecker_base`; gradients and factors are taken at samples of the posterior
+
+    [W b] = M + √(τ/N)·R E Cᵀ,   E standard normal,   RRᵀ = (G + √γ/π)⁻¹,  CCᵀ = (A + π√γ)⁻¹
+
+(or, with damping_form="eigen", M + √(τ/N)·V (E / √(g aᵀ + γ)) Uᵀ in the eigenbases), γ standing for δ̃ + γ.
+"""
+
+import math
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from credo.kernels import noise
+from credo.optim.beliefs import Belief
+from credo.optim.kronecker_base import KroneckerOptimizer
+from credo.optim.kronecker_layers import KroneckerLayer
+from credo.posterior import Posterior
+
+
+@final
+class NoisyKFAC(KroneckerOptimizer):
+    """VOGN's sibling whose posterior knows how the weights of a layer go together.
+
+        optimizer = credo.NoisyKFAC(model, data_size=len(train_set))
+        loss = optimizer.step(closure)          # or: with optimizer.sampled(): ...; optimizer.step()
+        posterior = optimizer.posterior()       # a KroneckerPosterior
+
+    Linear layers and convolutions have Kronecker factors; everything else, and layers that are used more than once, a
+    diagonal from exact squared gradients. A layer takes its numbers from the group of its weight.
+
+    params: as for `VOGN`; a group may have its own lr, momentum, ema_rate, prior_precision, damping, tempering,
+        deterministic.
+    ema_rate: weighs the *new* factors.
+    prior: a posterior to start from. Its mean and variances pull the mean, weight by weight; in the damping of a
+        layer stands the average of its precisions.
+    damping_form: "pi", the paper's, shares δ̃ + γ between the two factors; "eigen" adds it to their product, exactly,
+        and needs eigenvectors where "pi" needs Cholesky factors.
+    factor_interval, inverse_interval: how many steps factors and inverses are kept for. Steps without a refresh are
+        ordinary backward passes.
+    fisher: "empirical" takes the data's labels. "true" draws labels from the model, which `observe(outputs)` shows.
+    sharing: how positions of one example (tokens, places) count, "expand" or "reduce".
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,  # α
+        *,
+        data_size: float,  # N
+        momentum: float = 0.9,  # β₁
+        ema_rate: float = 0.1,  # β₂
+        prior_precision: float = 1.0,  # δ
+        prior: Posterior | None = None,
+        damping: float = 1e-2,  # γ
+        damping_form: str = "pi",
+        tempering: float = 1.0,  # τ
+        mc_samples: int = 1,  # K
+        augmentation: float = 1.0,  # ρ
+        factor_interval: int = 10,  # T_f
+        inverse_interval: int = 100,  # T_i
+        fisher: str = "empirical",
+        sharing: str = "expand",
+        reduction: str = "mean",
+        seed: int = 0,
+        shared_noise: bool = False,
+    ):
+        super().__init__(
+            params,
+            lr,
+            data_size=data_size,
+            momentum=momentum,
+            ema_rate=ema_rate,
+            prior_precision=prior_precision,
+            prior=prior,
+            damping=damping,
+            damping_form=damping_form,
+            tempering=tempering,
+            mc_samples=mc_samples,
+            augmentation=augmentation,
+            factor_interval=factor_interval,
+            inverse_interval=inverse_interval,
+            fisher=fisher,
+            sharing=sharing,
+            reduction=reduction,
+            seed=seed,
+            shared_noise=shared_noise,
+        )
+
+    def _draw(self, draw: int) -> None:
+        for layer in self.layers():
+            if not layer.group["deterministic"]:
+                self._draw_layer(layer, draw)
+        entries = self._entries()
+        for belief in self.beliefs():
+            if belief.curvature is not None and not belief.deterministic:
+                self._draw_rest(belief, entries[belief.name][0], draw)
+
+    def _draw_layer(self, layer: KroneckerLayer, draw: int) -> None:
+        root = layer.root(self.settings["damping_form"])
+        standard = torch.empty(layer.shape, dtype=root.rows.dtype, device=root.rows.device)
+        noise.normal_(standard, self.settings["seed"], draw, layer.place)
+        width = math.sqrt(layer.group["tempering"] / self.data_size)
+        for p, part in zip(layer.members, layer.unpacked(root.noise(standard)), strict=True):
+            p.add_(part.to(p.dtype), alpha=width)
+
+    def _draw_rest(self, belief: Belief, place: int, draw: int) -> None:
+        assert belief.curvature is not None
+        shift = belief.shrinkage + belief.damping
+        seed = self.settings["seed"]
+        noise.sample_(belief.parameter.detach(), belief.curvature, belief.scale, shift, seed, draw, place)

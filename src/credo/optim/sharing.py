@@ -1,0 +1,97 @@
+"""One step of many processes: every rank ends with the sums over all of them, weighted by true example counts.
+
+Rank r has M_r examples. A mean over its own examples counts M_r / ΣM, a sum counts 1, so that all ranks together say
+what one process would have said of the whole batch. It is one message: gradients, what else the method has gathered,
+counts and losses side by side.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from credo.distributed.reduction import Row
+from credo.distributed.world import World
+from credo.errors import CallOrderError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in the message: what this rank has for it, if anything, and what to do with the sum over the ranks."""
+
+    shape: torch.Size
+    value: Tensor | None
+    is_mean: bool  # over this rank's own examples; else a sum over them
+    take: Callable[[Tensor | None], None]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the ranks know together."""
+
+    examples: float  # of one sample
+    loss: float  # the mean over all examples; NaN if nobody has one
+    draws: int
+
+
+def gradient_slot(p: Tensor, is_mean: bool) -> Slot:
+    def take(total: Tensor | None) -> None:
+        if total is not None:
+            p.grad = total.to(p.dtype).clone()
+
+    return Slot(p.shape, p.grad, is_mean, take)
+
+
+def table_slot(table: dict[int, Tensor], p: Tensor, is_mean: bool) -> Slot:
+    """What a table has for a parameter, by its id."""
+
+    def take(total: Tensor | None) -> None:
+        if total is not None:
+            table[id(p)] = total
+
+    return Slot(p.shape, table.get(id(p)), is_mean, take)
+
+
+def add_up(
+    world: World, slots: Sequence[Slot], examples: float, loss: float | None, counters: Mapping[str, int]
+) -> Counted:
+    """Gives every slot its sum. `examples` is 0 on a rank whose share of the batch is empty."""
+    step, draws = counters["step"] + counters["refused"], counters["draws"]
+    taken = float(examples > 0)
+    weighed = 0.0 if loss is None else examples
+    numbers = [
+        examples,
+        loss * weighed if loss is not None and weighed else 0.0,
+        weighed,
+        step,
+        taken,
+        draws * taken,
+    ]
+    row = Row(world, numbers, [slot.shape for slot in slots], _widest(slots))
+    row.put([slot.value for slot in slots], [examples if slot.is_mean else 1.0 for slot in slots])
+    (total, losses, weighed, steps, sharers, all_draws), sums = row.add()
+    _check(world, total, steps, step)
+    for slot, value in zip(slots, sums, strict=True):
+        slot.take(value.div_(total) if value is not None and slot.is_mean else value)
+    return Counted(total, losses / weighed if weighed else math.nan, round(all_draws / max(sharers, 1)))
+
+
+def _widest(slots: Sequence[Slot]) -> Tensor:
+    wide = any(slot.value is not None and slot.value.dtype == torch.float64 for slot in slots)
+    device = next((slot.value.device for slot in slots if slot.value is not None), torch.device("cpu"))
+    return torch.empty(0, dtype=torch.float64 if wide else torch.float32, device=device)
+
+
+def _check(world: World, total: float, steps: float, step: int) -> None:
+    """What all ranks see alike, so all of them raise."""
+    if total == 0:
+        raise CallOrderError(
+            "no rank took a gradient sample in this step: every share of the batch was empty."
+        )
+    if math.isfinite(steps) and steps != step * world.size:
+        raise CallOrderError(
+            f"ranks are at different steps: this one (rank {world.rank}) is at step {step}, the mean is "
+            f"{steps / world.size:g}. All must take the same number of steps; resume all from one checkpoint."
+        )

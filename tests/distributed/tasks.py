@@ -1,0 +1,131 @@
+"""What the ranks of the tests do. Results are plain numpy arrays and numbers, which any process can read."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import credo
+
+EXAMPLES, STEPS = 12, 4
+
+
+def network(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers = nn.Conv1d(2, 3, 2), nn.Flatten(), nn.Linear(9, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 3)
+        return nn.Sequential(*layers).double()
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(7)
+    shape = (STEPS, EXAMPLES)
+    x = torch.randn(*shape, 2, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, shape, generator=generator)
+    return list(zip(x, y, strict=True))
+
+
+def optimizer_of(method: str, model: nn.Module, **options: Any) -> Any:
+    return getattr(credo, method)(model, data_size=100, **options)
+
+
+def shares(kind: str, size: int) -> list[slice]:
+    """How the examples of a batch are divided among ranks."""
+    cuts = {
+        "equal": [round(k * EXAMPLES / size) for k in range(size + 1)],
+        "unequal": [0, *(EXAMPLES - 2 * (size - k) for k in range(1, size)), EXAMPLES],
+        "one example": [0, *(EXAMPLES - size + k for k in range(1, size)), EXAMPLES],
+        "empty": [0, *([EXAMPLES] * size)],
+    }[kind]
+    return [slice(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+def train(rank: int, size: int, method: str, kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Some steps on this rank's share of each batch; every rank begins with other weights than rank 0."""
+    model = network(seed=rank)
+    optimizer = optimizer_of(method, model, **options)
+    own, losses = shares(kind, size)[rank], []
+    for step, (x, y) in enumerate(batches()):
+        first_of_kfac = kind == "empty" and step == 0 and "KFAC" in method
+        part = shares("equal", size)[rank] if first_of_kfac else own
+        losses.append(one_step(optimizer, model, x[part], y[part]))
+    return described(model, optimizer, losses)
+
+
+def one_step(optimizer: Any, model: nn.Module, x: Tensor, y: Tensor) -> float:
+    reduction = optimizer.settings["reduction"]
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y, reduction=reduction)
+        loss.backward()
+        return loss
+
+    return float(optimizer.step(closure))
+
+
+def described(model: nn.Module, optimizer: Any, losses: list[float]) -> dict[str, Any]:
+    posterior = optimizer.posterior()
+    return {
+        "mean": {name: np.array(p.detach().tolist()) for name, p in model.named_parameters()},
+        "variance": {name: np.array(v.tolist()) for name, v in posterior.variance.items()},
+        "losses": losses,
+        "counters": dict(optimizer.counters),
+    }
+
+
+def train_with_nan(rank: int, size: int, method: str) -> dict[str, Any]:
+    """The second step has a NaN on the last rank only."""
+    model = network()
+    optimizer = optimizer_of(method, model)
+    own = shares("equal", size)[rank]
+    for step, (x, y) in enumerate(batches()):
+        x = x * math.nan if step == 1 and rank == size - 1 else x
+        one_step(optimizer, model, x[own], y[own])
+    return described(model, optimizer, [])
+
+
+def noises(rank: int, size: int, method: str, options: dict[str, Any]) -> list[float]:
+    """The sample that this rank sees in its second step, as distances from the mean."""
+    model = network()
+    optimizer = optimizer_of(method, model, **options)
+    x, y = batches()[0]
+    one_step(optimizer, model, x, y)
+    mean = [p.detach().clone() for p in model.parameters()]
+    with optimizer.sampled():
+        sample = [p.detach().clone() for p in model.parameters()]
+    return torch.cat([(w - m).flatten() for w, m in zip(sample, mean, strict=True)]).tolist()
+
+
+def build_differently(rank: int, size: int, what: str) -> str:
+    """Builds an optimiser that differs on the last rank; what it says about it."""
+    odd = rank == size - 1
+    model = nn.Linear(3, 4 if odd and what == "shape" else 2)
+    model = model.double() if odd and what == "dtype" else model
+    method = credo.OGN if odd and what == "method" else credo.VOGN
+    numbers = {"lr": 0.5 if odd and what == "lr" else 0.1, "data_size": 60 if odd and what == "data_size" else 50}
+    try:
+        method(model, **numbers)
+    except credo.errors.InvalidValue as error:
+        return str(error)
+    return "built"
+
+
+def fail_on_one(rank: int, size: int) -> str:
+    """An exception on one rank before its step: the others may wait no longer than the timeout, with the mean in place."""
+    model = network()
+    optimizer = optimizer_of("VOGN", model)
+    x, y = batches()[0]
+    one_step(optimizer, model, x, y)
+    mean = [p.detach().clone() for p in model.parameters()]
+    if rank == size - 1:
+        raise ZeroDivisionError("a loader failed on this rank")
+    try:
+        one_step(optimizer, model, x, y)
+    except RuntimeError:
+        intact = all(torch.equal(p, m) for p, m in zip(model.parameters(), mean, strict=True))
+        return "mean in place" if intact else "mean lost"
+    return "stepped"
