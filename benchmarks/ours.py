@@ -95,6 +95,6 @@ OURS = [
     Contender("engine-pure", "credo Σg², kernels off", partial(engine, kernels="off")),
     Contender("vogn", "credo VOGN", partial(optimiser, name="VOGN", kernels="on")),
     Contender("bbb", "credo BayesByBackprop", partial(optimiser, name="BayesByBackprop", kernels="on")),
-    Contender("ivon", "credo IVON", partial(optimiser, name="IVON", kernels="on")),
+    Contender("credo-ivon", "credo IVON", partial(optimiser, name="IVON", kernels="on")),
     Contender("vogn-pure", "credo VOGN, kernels off", partial(optimiser, name="VOGN", kernels="off")),
 ]

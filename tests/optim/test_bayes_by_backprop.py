@@ -219,7 +219,7 @@ def test_variances_stay_positive_and_finite_whatever_the_inner_optimiser_does():
     model = network()
     optimizer = credo.BayesByBackprop(model, 1e6, data_size=50, inner=torch.optim.SGD)
     for _ in range(9):  # the tenth refused step in a row would raise
-        optimizer.step(lambda: F.mse_loss(model(X), torch.full((7, 3), 1e100).double()))
+        optimizer.step(lambda: F.mse_loss(model(X), torch.full((7, 3), 1e100, dtype=torch.float64)))
     for state in optimizer.state.values():
         variance = state["log_variance"].exp()
         assert bool((variance > 0).all())

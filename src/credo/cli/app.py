@@ -9,8 +9,8 @@ import tyro
 from tyro.conf import Positional, UseAppendAction, arg
 from tyro.extras import SubcommandApp
 
-from credo import __version__
 from credo.cli.exits import OK
+from credo.cli.version import VERSION
 from credo.experiments.names import known
 
 Name = Annotated[Positional[str], arg(metavar="NAME")]
@@ -20,7 +20,7 @@ MaybeFolder = Annotated[Path | None, arg(metavar="DIR")]
 Rows = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="ROW")]
 Settings = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="KEY=VALUE")]
 
-ABOUT = f"""credo {__version__}: deep networks that know how sure they are.
+ABOUT = f"""credo {VERSION}: deep networks that know how sure they are.
 
 Start with:
     credo demo                                    a minute on two cores, no download
@@ -206,7 +206,7 @@ def execute(words: list[str]) -> int:
     if words in ([], ["help"]):
         words = ["--help"]
     if words == ["--version"]:
-        print(f"credo {__version__}")
+        print(f"credo {VERSION}")
         return OK
     if not words[0].startswith("-"):
         known("command", words[0], [*COMMANDS, "data"])

@@ -9,8 +9,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from credo import __version__, kernels
+from credo import kernels
 from credo.cli.exits import OK
+from credo.cli.version import VERSION
 
 PACKAGES = ("numpy", "safetensors", "rich", "tyro", "matplotlib", "tensorboard", "scikit-learn", "pillow")
 
@@ -25,7 +26,7 @@ def show() -> int:
 
 def facts() -> Iterator[tuple[str, str]]:
     status = kernels.status()
-    yield "credo", __version__
+    yield "credo", VERSION
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     yield "torch", f"{torch.__version__}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
     running = f"C++ ({status.instruction_set})" if status.enabled else "pure torch"

@@ -24,11 +24,11 @@ _WORTH_CUTTING = 128
 def row_factors(x: Tensor, g: Tensor, biased: bool, sharing: str) -> Factors:
     """Of a linear layer: x (M, I) or (M, T, I), g likewise."""
     if x.dim() == 2:
-        return second_moment(x, biased), second_moment(g, False)
+        return second_moment(x.T, biased), second_moment(g.T, False)
     if sharing == "reduce":
-        return second_moment(x.mean(1), biased), second_moment(g.sum(1), False)
+        return second_moment(x.mean(1).T, biased), second_moment(g.sum(1).T, False)
     positions = max(x.shape[1], 1)
-    return second_moment(x.flatten(0, 1), biased), second_moment(g.flatten(0, 1), False) / positions
+    return second_moment(x.flatten(0, 1).T, biased), second_moment(g.flatten(0, 1).T, False) / positions
 
 
 def convolution_factors(
@@ -44,57 +44,50 @@ def convolution_factors(
     """Of a convolution in any number of dimensions; a chunk of examples is unfolded at a time."""
     positions = math.prod(g.shape[2:])
     width = x.shape[1] // groups * math.prod(kernel_size)
-    size = width + biased
-    inputs = x.new_zeros((groups, size, size))
+    inputs = x.new_zeros((groups, width + biased, width + biased))
     step = max(1, CHUNK_BYTES // max(1, positions * width * groups * x.element_size()))
     for chunk in torch.split(x, step):
-        patches = _patches(chunk, kernel_size, stride, dilation, groups)
-        rows = patches.mean(2) if sharing == "reduce" else patches.flatten(1, 2)
-        inputs += torch.stack([second_moment(own, biased) for own in rows])
-    by_group = g.reshape(len(g), groups, -1, positions)  # (M, groups, O / groups, T)
-    if sharing == "reduce":
-        outputs = torch.stack([second_moment(own, False) for own in by_group.sum(3).transpose(0, 1)])
-    else:
-        flat = by_group.permute(1, 0, 3, 2).flatten(1, 2)
-        outputs = torch.stack([second_moment(own, False) for own in flat]) / max(positions, 1)
+        patches = _patches(chunk, kernel_size, stride, dilation, groups)  # (groups, J, M, T)
+        columns = patches.mean(3) if sharing == "reduce" else patches.flatten(2)
+        inputs += torch.stack([second_moment(own, biased) for own in columns])
+    by_group = g.reshape(len(g), groups, -1, positions).permute(1, 2, 0, 3)  # (groups, O / groups, M, T)
+    columns = by_group.sum(3) if sharing == "reduce" else by_group.flatten(2)
+    outputs = torch.stack([second_moment(own, False) for own in columns])
+    outputs = outputs if sharing == "reduce" else outputs / max(positions, 1)
     return (inputs[0], outputs[0]) if groups == 1 else (inputs, outputs)
 
 
 def _patches(
-    x: Tensor,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
+    x: Tensor, kernel_size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
 ) -> Tensor:
-    """What the kernel sees at each position: (groups, M, T, C / groups · kernel), in the order of the weight."""
+    """What the kernel sees at each position: (groups, C / groups · kernel, M, T), in the order of the weight.
+
+    Positions come last, because whole rows of an image are then copied at once.
+    """
     dims = len(kernel_size)
     for axis, (k, s, d) in enumerate(zip(kernel_size, stride, dilation, strict=True), start=2):
         x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
     x = x.view(len(x), groups, -1, *x.shape[2:])  # (M, groups, C', *positions, *kernel)
-    order = (1, 0, *range(3, 3 + dims), 2, *range(3 + dims, 3 + 2 * dims))
-    return x.permute(order).flatten(2, 1 + dims).flatten(3)
+    order = (1, 2, *range(3 + dims, 3 + 2 * dims), 0, *range(3, 3 + dims))
+    return x.permute(order).flatten(3 + dims).flatten(1, 1 + dims)
 
 
-def second_moment(rows: Tensor, biased: bool) -> Tensor:
-    """Σ aaᵀ over the rows (n, d); with a 1 appended to each if `biased`."""
-    width = rows.shape[1]
-    moment = rows.new_empty((width + biased,) * 2)
-    _symmetric_product(rows, moment[:width, :width])
+def second_moment(vectors: Tensor, biased: bool) -> Tensor:
+    """Σ aaᵀ over the columns of (d, n); with a 1 appended to each if `biased`."""
+    width = len(vectors)
+    moment = vectors.new_empty((width + biased,) * 2)
+    _symmetric_product(vectors, moment[:width, :width])
     if biased:
-        moment[width, :width] = moment[:width, width] = rows.sum(0)
-        moment[width, width] = len(rows)
+        moment[width, :width] = moment[:width, width] = vectors.sum(1)
+        moment[width, width] = vectors.shape[1]
     return moment
 
 
-def _symmetric_product(rows: Tensor, out: Tensor) -> None:
-    """out ← rowsᵀ rows; of a wide one the upper panels only, mirrored."""
-    width = rows.shape[1]
-    if width < _WORTH_CUTTING:
-        torch.mm(rows.T, rows, out=out) if out.is_contiguous() else out.copy_(rows.T @ rows)
-        return
-    step = -(-width // _PANELS)
-    for start in range(0, width, step):
+def _symmetric_product(vectors: Tensor, out: Tensor) -> None:
+    """out ← U Uᵀ; of a large one the upper panels only, mirrored."""
+    width = len(vectors)
+    step = width if width < _WORTH_CUTTING else -(-width // _PANELS)
+    for start in range(0, width, max(step, 1)):
         stop = min(start + step, width)
-        out[start:stop, start:] = rows[:, start:stop].T @ rows[:, start:]
+        out[start:stop, start:] = vectors[start:stop] @ vectors[start:].T
         out[stop:, start:stop] = out[start:stop, stop:].T

@@ -8,11 +8,11 @@ number. torch takes only 32 bits of a seed, too few for a run of many steps; her
 import os
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from hashlib import shake_128
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -20,73 +20,68 @@ from torch import Tensor
 from credo.kernels.scratch import scratch
 
 BLOCK = 1 << 16
-WINDOW = 1 << 20  # numbers drawn at once: they stay in the cache until they are used
+SERIAL = 1 << 14  # elements on which torch starts no threads of its own; they would be in the way of ours
 ALONE = 1 << 17  # up to here waking other threads takes longer than drawing
 WORDS = 624  # of the twister's state, 32 bits each
 UNIT = 16  # only of a multiple of so many does a longer draw begin with the numbers of a shorter one
 
 _own = threading.local()
 
-Draw = tuple[int, int, int, Tensor]  # tensor, begin, end: noise for its elements [begin, end)
-Job = tuple[Tensor, bytes]  # noise to fill, and the key of its generator
+Use = Callable[[int, int, int, Tensor], None]  # of noise for the elements [begin, end) of tensor k
 
 
-def draws(
+class Piece(NamedTuple):
+    """The elements [begin, end) of a tensor, which lie in one block; positions are counted from the tensor's start."""
+
+    tensor: int
+    begin: int
+    end: int
+    before: int  # positions of the block before the first of these elements
+    key: bytes
+
+
+def draw(
     sizes: Sequence[int],
     starts: Sequence[int],
     indices: Sequence[int],
     seed: int,
     stream: int,
     dtype: torch.dtype,
-) -> Iterator[Draw]:
-    """Noise on the CPU for tensors of these sizes that begin at these positions; the next item overwrites the last."""
+    use: Use,
+) -> None:
+    """Hands noise for tensors of these sizes, which begin at these positions, to `use`, on several Python threads."""
     pieces = [
-        (k, block, max(start, block * BLOCK), min(start + size, (block + 1) * BLOCK))
+        Piece(
+            k,
+            max(0, block * BLOCK - start),
+            min(size, (block + 1) * BLOCK - start),
+            max(0, start - block * BLOCK),
+            struct.pack("<QQQQ", seed, stream, indices[k], block),
+        )
         for k, (size, start) in enumerate(zip(sizes, starts, strict=True))
+        if size
         for block in range(start // BLOCK, -(-(start + size) // BLOCK))
     ]
-    per_window = WINDOW // BLOCK
-    for i in range(0, len(pieces), per_window):
-        window = pieces[i : i + per_window]
-        memory = scratch("noise", (sum(drawn(piece) for piece in window),), torch.empty(0, dtype=dtype))
-        rows = memory.split([drawn(piece) for piece in window])
-        fill(
-            [
-                (row, key(seed, stream, indices[k], block))
-                for row, (k, block, _, _) in zip(rows, window, strict=True)
-            ]
-        )
-        for row, (k, block, begin, end) in zip(rows, window, strict=True):
-            yield k, begin - starts[k], end - starts[k], row[begin - block * BLOCK : end - block * BLOCK]
-
-
-def drawn(piece: tuple[int, int, int, int]) -> int:
-    """How many numbers of a block are drawn to have those of a piece."""
-    _, block, _, end = piece
-    return -(-(end - block * BLOCK) // UNIT) * UNIT
-
-
-def key(seed: int, stream: int, index: int, block: int) -> bytes:
-    return struct.pack("<QQQQ", seed, stream, index, block)
-
-
-def fill(jobs: Sequence[Job]) -> None:
-    """Draws for all jobs, on as many Python threads as torch has: `normal_` is serial, but lets other threads run."""
-    threads = torch.get_num_threads()
-    if sum(row.numel() for row, _ in jobs) <= ALONE:
-        threads = 1
-    others = [helpers(os.getpid()).submit(draw, jobs[k::threads]) for k in range(1, threads)]
-    draw(jobs[::threads])
+    threads = 1 if sum(sizes) <= ALONE else torch.get_num_threads()
+    others = [
+        helpers(os.getpid()).submit(draw_here, pieces[k::threads], dtype, use) for k in range(1, threads)
+    ]
+    draw_here(pieces[::threads], dtype, use)
     for other in others:
         other.result()
 
 
-def draw(jobs: Sequence[Job]) -> None:
-    """Draws on this thread."""
+@torch.no_grad()
+def draw_here(pieces: Sequence[Piece], dtype: torch.dtype, use: Use) -> None:
+    """On this thread; `normal_` is serial, but lets other threads run."""
     if not hasattr(_own, "twister"):
         _own.twister = Twister()
-    for row, own in jobs:
-        row.normal_(generator=_own.twister.keyed(own))
+    memory = scratch("noise", (BLOCK,), torch.empty(0, dtype=dtype))
+    for k, begin, end, before, key in pieces:
+        noise = memory[: -(-(before + end - begin) // UNIT) * UNIT].normal_(generator=_own.twister.keyed(key))
+        for i in range(begin, end, SERIAL):
+            j = min(end, i + SERIAL)
+            use(k, i, j, noise[before + i - begin : before + j - begin])
 
 
 @final
@@ -101,9 +96,9 @@ class Twister:
         self.state = self.generator.get_state()  # torch's own format, in which words take eight bytes each
         self.words = self.state[24 : 24 + WORDS * 8].view(torch.int32).view(-1, 2)[:, 0]
 
-    def keyed(self, own: bytes) -> torch.Generator:
+    def keyed(self, key: bytes) -> torch.Generator:
         """The generator, at the beginning of the noise that belongs to a key."""
-        self.words.copy_(torch.frombuffer(bytearray(shake_128(own).digest(WORDS * 4)), dtype=torch.int32))
+        self.words.copy_(torch.frombuffer(bytearray(shake_128(key).digest(WORDS * 4)), dtype=torch.int32))
         return self.generator.set_state(self.state)
 
 

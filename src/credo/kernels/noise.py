@@ -20,13 +20,15 @@ from torch.autograd.graph import increment_version
 
 from credo.errors import InvalidValue
 from credo.kernels import generators, lists, philox
-from credo.kernels.generators import Draw
 from credo.kernels.lists import Row
 from credo.kernels.native import integers
 from credo.kernels.scratch import scratch
 
 WINDOW = 2048  # tiles that the twin draws at once: its intermediate tensors stay in the cache
 LARGEST = 1 << 33  # elements: 2³² blocks of a stream have numbers for so many
+
+
+Draw = tuple[int, int, int, Tensor]  # tensor, begin, end: noise for its elements [begin, end)
 
 
 def normal_(out: Tensor, seed: int, stream: int, index: int = 0, start: int = 0) -> None:
@@ -104,30 +106,23 @@ def _sample_twin(
     indices: Sequence[int],
     starts: Sequence[int],
 ) -> None:
-    for k, begin, end, noise in _quick_draws(rows[0], seed, stream, indices, starts):
-        weight, mean, curvature, *shifts = (lists.flat(row[k])[begin:end] for row in rows)
+    """With noise from `generators` on the CPU, from the counter elsewhere."""
+
+    def use(k: int, begin: int, end: int, noise: Tensor) -> None:
+        weight, mean, curvature, *shifts = (flat[k][begin:end] for flat in flats)
         sigma = scratch("sigma", (end - begin,), noise)
-        torch.add(curvature, shifts[0] if shifts else shift, out=sigma)
-        sigma.rsqrt_().mul_(noise)
-        if weight is mean or weight.data_ptr() == mean.data_ptr():
-            weight.add_(sigma, alpha=math.sqrt(scale))
-        else:
-            torch.add(mean, sigma, alpha=math.sqrt(scale), out=weight)
+        torch.add(curvature, shifts[0] if shifts else shift, out=sigma).rsqrt_().mul_(noise)
+        torch.add(mean, sigma, alpha=math.sqrt(scale), out=weight)
 
-
-def _quick_draws(
-    outs: Row, seed: int, stream: int, indices: Sequence[int], starts: Sequence[int]
-) -> Iterator[Draw]:
-    """Noise from `generators` on the CPU, from the counter elsewhere."""
-    there = [k for k, out in enumerate(outs) if not out.is_cpu]
-    own = [[row[k] for k in there] for row in (outs, indices, starts)]
-    for k, begin, end, noise in _draws(own[0], seed, stream, own[1], own[2]) if there else ():
-        yield there[k], begin, end, noise
+    weights, flats = rows[0], [[lists.flat(tensor) for tensor in row] for row in rows]
+    there = [k for k, weight in enumerate(weights) if not weight.is_cpu]
+    keys = [indices[k] for k in there], [starts[k] for k in there]
+    for k, begin, end, noise in _draws([weights[k] for k in there], seed, stream, *keys):
+        use(there[k], begin, end, noise)
     for dtype in (torch.float32, torch.float64):
-        here = [k for k, out in enumerate(outs) if out.is_cpu and _noise_type(out) is dtype]
-        own = [[row[k] for k in here] for row in ([out.numel() for out in outs], starts, indices)]
-        for k, begin, end, noise in generators.draws(own[0], own[1], own[2], seed, stream, dtype):
-            yield here[k], begin, end, noise
+        here = [k for k, weight in enumerate(weights) if weight.is_cpu and _noise_type(weight) is dtype]
+        layout = ([row[k] for k in here] for row in ([w.numel() for w in weights], starts, indices))
+        generators.draw(*layout, seed, stream, dtype, lambda k, *piece, here=here: use(here[k], *piece))  # type: ignore[misc]
 
 
 def _noise_type(out: Tensor) -> torch.dtype:

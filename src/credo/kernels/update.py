@@ -103,7 +103,7 @@ def _vogn_twin(
 
 
 def _groups(tensors: Row) -> Iterator[list[int]]:
-    """Neighbours, as many as have `TOGETHER` elements: few calls, and little memory for what they compute on the way."""
+    """Neighbours with `TOGETHER` elements at most: few calls, and little memory for what they compute on the way."""
     group, elements = [], 0
     for k, tensor in enumerate(tensors):
         if group and elements + tensor.numel() > TOGETHER:

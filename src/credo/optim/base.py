@@ -167,6 +167,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         mean_loss = self.settings["reduction"] == "mean" or at_once
         counted = add_up(
             self._world,
+            parameters,
             [gradient_slot(p, mean_loss) for p in parameters] + gathered.slots(parameters, mean_loss),
             gathered.examples / max(gathered.samples, 1),
             None if loss is None else float(loss),
@@ -175,7 +176,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         gathered.vectorized, gathered.samples = at_once, 1 if at_once else self.settings["mc_samples"]
         gathered.examples = round(counted.examples * gathered.samples)
         self.counters["draws"] = counted.draws
-        return torch.tensor(counted.loss) if loss is None else loss.new_tensor(counted.loss)
+        return parameters[0].new_tensor(counted.loss) if loss is None else loss.new_tensor(counted.loss)
 
     @final
     def _run_in_turn(self, closure: Callable[[], Tensor]) -> Tensor:

@@ -55,7 +55,12 @@ def table_slot(table: dict[int, Tensor], p: Tensor, is_mean: bool) -> Slot:
 
 
 def add_up(
-    world: World, slots: Sequence[Slot], examples: float, loss: float | None, counters: Mapping[str, int]
+    world: World,
+    parameters: Sequence[Tensor],
+    slots: Sequence[Slot],
+    examples: float,
+    loss: float | None,
+    counters: Mapping[str, int],
 ) -> Counted:
     """Gives every slot its sum. `examples` is 0 on a rank whose share of the batch is empty."""
     step, draws = counters["step"] + counters["refused"], counters["draws"]
@@ -69,7 +74,7 @@ def add_up(
         taken,
         draws * taken,
     ]
-    row = Row(world, numbers, [slot.shape for slot in slots], _widest(slots))
+    row = Row(world, numbers, [slot.shape for slot in slots], _widest(parameters))
     row.put([slot.value for slot in slots], [examples if slot.is_mean else 1.0 for slot in slots])
     (total, losses, weighed, steps, sharers, all_draws), sums = row.add()
     _check(world, total, steps, step)
@@ -78,10 +83,10 @@ def add_up(
     return Counted(total, losses / weighed if weighed else math.nan, round(all_draws / max(sharers, 1)))
 
 
-def _widest(slots: Sequence[Slot]) -> Tensor:
-    wide = any(slot.value is not None and slot.value.dtype == torch.float64 for slot in slots)
-    device = next((slot.value.device for slot in slots if slot.value is not None), torch.device("cpu"))
-    return torch.empty(0, dtype=torch.float64 if wide else torch.float32, device=device)
+def _widest(parameters: Sequence[Tensor]) -> Tensor:
+    """A tensor like those of the message: the same on all ranks, also where one has nothing to say."""
+    wide = any(p.dtype == torch.float64 for p in parameters)
+    return torch.empty(0, dtype=torch.float64 if wide else torch.float32, device=parameters[0].device)
 
 
 def _check(world: World, total: float, steps: float, step: int) -> None:

@@ -1,8 +1,9 @@
 """The demonstration: handwritten digits, 8 and 9 unfamiliar. No table of the paper, but its claim in a minute.
 
-Same network, data, epochs, batches and schedule for all; one prior, N(0, 1/δ) with δ = 1, which for Adam and SGD is a
-weight decay of δ/N ≈ 1e-3. What is left to choose for each method was chosen by its NLL on a third of the training data,
-kept apart for that (docs/log.md has the grid); the test data were not looked at.
+300 training images: with all 1,153 familiar ones every method is right on 99 % of the test images, and there is nothing
+to compare. Network, data, epochs, batches and schedule are the same for all, and so is the prior N(0, 1/δ), δ = 0.3,
+for Adam and SGD a weight decay of δ/N = 1e-3. What is left to choose for each method was chosen by NLL on training
+images kept apart for that, never on test images (docs/log.md has the grid).
 """
 
 from dataclasses import replace
@@ -14,9 +15,10 @@ BASE: Final = Training(
     "adam",
     "mlp",
     "digits",
-    epochs=60,
+    epochs=100,
     batch_size=32,
-    milestones=(36,),
+    train_size=300,
+    milestones=(60,),
     samples=30,
     held_out_classes=(8, 9),
 )
@@ -42,7 +44,7 @@ RECIPES: Final = (
                 "vogn",
                 paper=None,
                 cpu=replace(
-                    BASE, method="vogn", settings={"lr": 5e-2, "damping": 1.0, "prior_precision": 1.0}
+                    BASE, method="vogn", settings={"lr": 5e-2, "damping": 1.0, "prior_precision": 0.3}
                 ),
             ),
         ),
@@ -53,6 +55,6 @@ RECIPES: Final = (
             "entropy_histograms",
             "uncertain_inputs",
         ),
-        note="scikit-learn's 8×8 digits, an MLP; 8 and 9 are kept out of training and test, and shown afterwards.",
+        note="scikit-learn's 8×8 digits, 300 of them for training; an MLP. 8 and 9 are kept out, and shown afterwards.",
     ),
 )
