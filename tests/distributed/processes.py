@@ -12,7 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-PRELOADED = ["torch", "credo", "tests.distributed.tasks"]  # once, in the server that the ranks are forked from
+PRELOADED = [
+    "torch",
+    "credo",
+    "tests.distributed.tasks",
+]  # once, in the server that the ranks are forked from
 PATIENCE = 60.0  # seconds a rank may take before it is given up
 
 

@@ -1,6 +1,7 @@
 """What the ranks of the tests do. Results are plain numpy arrays and numbers, which any process can read."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,14 @@ EXAMPLES, STEPS = 12, 4
 def network(seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        layers = nn.Conv1d(2, 3, 2), nn.Flatten(), nn.Linear(9, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 3)
+        layers = (
+            nn.Conv1d(2, 3, 2),
+            nn.Flatten(),
+            nn.Linear(9, 5),
+            nn.Tanh(),
+            nn.LayerNorm(5),
+            nn.Linear(5, 3),
+        )
         return nn.Sequential(*layers).double()
 
 
@@ -40,7 +48,7 @@ def shares(kind: str, size: int) -> list[slice]:
         "one example": [0, *(EXAMPLES - size + k for k in range(1, size)), EXAMPLES],
         "empty": [0, *([EXAMPLES] * size)],
     }[kind]
-    return [slice(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [slice(a, b) for a, b in pairwise(cuts)]
 
 
 def train(rank: int, size: int, method: str, kind: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +114,10 @@ def build_differently(rank: int, size: int, what: str) -> str:
     model = nn.Linear(3, 4 if odd and what == "shape" else 2)
     model = model.double() if odd and what == "dtype" else model
     method = credo.OGN if odd and what == "method" else credo.VOGN
-    numbers = {"lr": 0.5 if odd and what == "lr" else 0.1, "data_size": 60 if odd and what == "data_size" else 50}
+    numbers = {
+        "lr": 0.5 if odd and what == "lr" else 0.1,
+        "data_size": 60 if odd and what == "data_size" else 50,
+    }
     try:
         method(model, **numbers)
     except credo.errors.InvalidValue as error:
@@ -115,7 +126,7 @@ def build_differently(rank: int, size: int, what: str) -> str:
 
 
 def fail_on_one(rank: int, size: int) -> str:
-    """An exception on one rank before its step: the others may wait no longer than the timeout, with the mean in place."""
+    """An exception on one rank before its step: the others wait no longer than the timeout, and keep the mean."""
     model = network()
     optimizer = optimizer_of("VOGN", model)
     x, y = batches()[0]

@@ -21,7 +21,13 @@ def test_shared_noise_is_the_same_on_all_ranks(method: str) -> None:
 
 @pytest.mark.parametrize(
     ("what", "named"),
-    [("shape", "'weight'"), ("dtype", "float64"), ("lr", "lr of group 0"), ("method", "OGN"), ("data_size", "60")],
+    [
+        ("shape", "'weight'"),
+        ("dtype", "float64"),
+        ("lr", "lr of group 0"),
+        ("method", "OGN"),
+        ("data_size", "60"),
+    ],
 )
 def test_a_difference_is_named_on_every_rank(what: str, named: str) -> None:
     for message in on_ranks(2, tasks.build_differently, what):

@@ -8,12 +8,13 @@ import torch
 from credo.continual import MultiHead
 from credo.data import Examples, Splits
 from credo.errors import InvalidValue
-from credo.experiments import continual, continual_command, streams
+from credo.experiments import continual, streams
 from credo.experiments.continual_recipe import ContinualRecipe
 from credo.experiments.continual_report import write_report
+from credo.experiments.continual_runs import CONTINUAL, continual_recipe_of, run_stream
 from credo.experiments.stopping import Stop, Terminated
 
-RECIPES = list(continual_command.RECIPES.values())
+RECIPES = list(CONTINUAL.values())
 
 
 def splits(classes: int = 4, n: int = 80) -> Splits:
@@ -50,7 +51,7 @@ def test_every_row_runs_and_the_report_has_them_all(recipe, tmp_path):
 @pytest.mark.parametrize("name", ["vogn", "vcl", "ewc", "joint"])
 @pytest.mark.parametrize("after", [1, 5, 7])  # of 12 steps
 def test_a_run_that_was_stopped_goes_on(name, after, tmp_path, monkeypatch):
-    recipe = tiny(continual_command.RECIPES["permuted-mnist"])
+    recipe = tiny(CONTINUAL["permuted-mnist"])
     row = next(row for row in recipe.rows if row.name == name)
     whole = continual.run(recipe, row, "cpu", 0, splits(), tmp_path / "whole")
     steps = 0
@@ -70,7 +71,7 @@ def test_a_run_that_was_stopped_goes_on(name, after, tmp_path, monkeypatch):
 
 
 def test_a_finished_run_is_read_and_another_is_refused(tmp_path):
-    recipe = tiny(continual_command.RECIPES["permuted-mnist"])
+    recipe = tiny(CONTINUAL["permuted-mnist"])
     adam = next(row for row in recipe.rows if row.name == "adam")
     first = continual.run(recipe, adam, "cpu", 0, splits(), tmp_path)
     assert continual.run(recipe, adam, "cpu", 0, splits(), tmp_path) == first
@@ -97,11 +98,11 @@ def test_split_tasks():
     assert sum(len(task) for task in tasks) == 60
     with pytest.raises(InvalidValue, match="tasks=3"):
         streams.split(splits(), 3)
-    assert isinstance(continual.model_of(continual_command.RECIPES["split-mnist"], tasks), MultiHead)
+    assert isinstance(continual.model_of(CONTINUAL["split-mnist"], tasks), MultiHead)
 
 
 def test_the_papers_settings():
-    recipe = continual_command.RECIPES["permuted-mnist"]
+    recipe = CONTINUAL["permuted-mnist"]
     rows = {row.name: row.paper for row in recipe.rows}
     assert (recipe.tasks["paper"], recipe.seeds["paper"], recipe.hidden) == (10, 20, (100, 100))
     vogn = rows["vogn"]
@@ -131,6 +132,6 @@ def test_the_papers_settings():
 
 def test_names_are_checked(tmp_path):
     with pytest.raises(InvalidValue, match="permuted-mnist"):
-        continual_command.main(["permuted-mnst", "--data", str(tmp_path)])
+        continual_recipe_of("permuted-mnst")
     with pytest.raises(InvalidValue, match="vogn"):
-        continual_command.main(["permuted-mnist", "--data", str(tmp_path), "--rows", "vgn"])
+        run_stream(CONTINUAL["permuted-mnist"], only=["vgn"], out=tmp_path)

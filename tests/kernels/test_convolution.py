@@ -12,6 +12,9 @@ from torch import Tensor
 
 from credo.kernels import forced, native, scratch
 from credo.kernels.convolution import weight_sums
+from credo.kernels.convolution_pairs import paired_sums
+from credo.kernels.convolution_twin import Strategy, batched_sums, looped_sums, strategy
+from credo.kernels.unfolding import Geometry
 from tests.kernels.modes import MODES, assert_close, every_mode, every_type
 
 GRADIENTS = (torch.nn.grad.conv1d_weight, torch.nn.grad.conv2d_weight, torch.nn.grad.conv3d_weight)
@@ -99,6 +102,39 @@ def check(case: Case, x: Tensor, g: Tensor, mode: str) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_cases(case: Case, dtype: torch.dtype, mode: str) -> None:
     check(case, *operands(case, dtype), mode)
+
+
+WAYS = (batched_sums, looped_sums, paired_sums)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("case", [c for c in CASES.values() if c.groups == 1], ids=str)
+def test_every_way_of_the_twin_takes_every_case(case: Case, threads: int, way: Strategy) -> None:
+    x, g = operands(case, torch.float64)
+    shape, before = (case.outputs, case.channels, *case.kernel), torch.get_num_threads()
+    total, squares = torch.full(shape, torch.nan).double(), torch.full(shape, torch.nan).double()
+    try:
+        torch.set_num_threads(threads)
+        way(x, g, Geometry(*geometry(case)), total, squares)
+    finally:
+        torch.set_num_threads(before)
+    for own, truth in zip((total, squares), oracle(case, x, g), strict=True):
+        assert_close(own, truth)
+
+
+def test_the_choice_follows_the_cost() -> None:
+    """Small weights in batches; few places in pairs; tiles where neither pays."""
+    for case, way in {
+        CASES["lenet, few channels"]: batched_sums,
+        CASES["two large groups"]: batched_sums,
+        CASES["two by two, large"]: paired_sums,
+        CASES["eight by eight, large"]: looped_sums,
+        Case(2, 64, (4, 4), 192, (5, 5), 1, 2): looped_sums,
+    }.items():
+        x, g = operands(case, torch.float32)
+        weight = torch.empty(case.outputs, case.channels // case.groups, *case.kernel)
+        assert strategy(x, g, Geometry(*geometry(case)), weight) is way
 
 
 @every_mode

@@ -10,9 +10,13 @@ from credo.cli.exits import OK
 from credo.errors import InvalidValue
 from credo.experiments import report as reports
 from credo.experiments.config import load_recipe
+from credo.experiments.continual_recipe import Size
+from credo.experiments.continual_runs import CONTINUAL, run_stream
+from credo.experiments.names import known, plain_name
 from credo.experiments.overrides import parse_assignments
 from credo.experiments.progress import ProgressBar, Several, TensorBoard, Watcher
 from credo.experiments.recipe import Recipe
+from credo.experiments.recipes import RECIPES
 from credo.experiments.recipes import recipe as recipe_of
 from credo.experiments.results import Result, load_results
 from credo.experiments.run import run as run_recipe
@@ -30,6 +34,8 @@ def run(
     data: Path | None,
     resume: bool,
 ) -> int:
+    if name in CONTINUAL:
+        return _run_stream(name, only, size, assignments, seeds, out, data, resume)
     results = run_recipe(
         named_recipe(name),
         size=size,
@@ -47,9 +53,31 @@ def run(
     return OK
 
 
+def _run_stream(
+    name: str,
+    only: Iterable[str],
+    size: str,
+    assignments: Iterable[str],
+    seeds: int,
+    out: Path,
+    data: Path | None,
+    resume: bool,
+) -> int:
+    """A stream of tasks: another loop and another table than a single task's."""
+    if list(assignments) or resume:
+        raise InvalidValue(f"{name} is a stream of tasks, for which --set and --resume are not there.")
+    chosen: Size = "paper" if size == "paper" else "cpu"
+    print(run_stream(CONTINUAL[name], size=chosen, only=only, seeds=seeds, out=out, data_root=data))
+    print(f"table and figure: {out / name / size}")
+    return OK
+
+
 def named_recipe(name: str) -> Recipe:
     """One of credo's by name; or the user's own, a file whose name ends in .toml."""
-    return load_recipe(name) if name.endswith(".toml") else recipe_of(name)
+    if name.endswith(".toml"):
+        return load_recipe(name)
+    known("recipe", plain_name("recipe", name), [*RECIPES, *CONTINUAL])
+    return recipe_of(name)
 
 
 def report(out: Path, data: Path | None) -> int:

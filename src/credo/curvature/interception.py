@@ -62,11 +62,14 @@ class Interception(TorchFunctionMode):
         if func in ENGINE_CALLS:
             return self._run_engine(func, args, kwargs)
         result = func(*args, **kwargs)
-        known = self._provenance
-        if (known.constants or func is torch.arange) and func not in INSPECTIONS and torch.is_grad_enabled():
-            if isinstance(result, Tensor) and (_is_positions(func, result) or known.constant(args)):
-                known.add_constant(result)
+        if (self._provenance.constants or func is torch.arange) and isinstance(result, Tensor):
+            self._note_constant(func, args, result)
         return result
+
+    def _note_constant(self, func: Any, args: Any, result: Tensor) -> None:
+        known, looks_only = self._provenance, func in INSPECTIONS or not torch.is_grad_enabled()
+        if not looks_only and (_is_positions(func, result) or known.constant(args)):
+            known.add_constant(result)
 
     def _replace(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call with a parameter, or what was derived from one, among its arguments."""

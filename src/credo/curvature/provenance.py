@@ -95,7 +95,7 @@ class Provenance:
     def touches(self, values: Iterable[Any]) -> bool:
         """Whether a parameter, or what was derived from one, is among the arguments."""
         sources = self.sources
-        for value in values:
+        for value in values:  # noqa: SIM110  (asked at every operation, and a generator takes longer)
             if id(value) in sources or (isinstance(value, (list, tuple)) and self.touches(value)):
                 return True
         return False

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from credo.errors import InvalidType, InvalidValue
+from credo.kernels.windows import windows
 
 
 class Augmentation(ABC):
@@ -122,15 +123,21 @@ class RandomResizedCrop(Augmentation):
 
 
 def cut(images: Tensor, draws: Tensor, height: int, width: int, pad: int) -> Tensor:
-    """Windows of height×width out of the images padded with zeros; rows of `draws` are (top, left, mirrored).
+    """Windows of height×width out of the images padded with zeros; rows of `draws` are (top, left, mirrored)."""
+    if images.numel() == 0:
+        return images.new_empty(*images.shape[:2], height, width)
+    by_kernel = windows(images, draws, height, width, pad)
+    return cut_by_runs(images, draws, height, width, pad) if by_kernel is None else by_kernel
+
+
+def cut_by_runs(images: Tensor, draws: Tensor, height: int, width: int, pad: int) -> Tensor:
+    """`cut` in torch alone.
 
     A window is gathered in runs of `width` pixels straight from the unpadded images and their mirror images: a run
     that leaves its row reads a neighbour's pixels, which the mask then clears. Whole runs move, never single pixels,
     and no padded copy is written.
     """
     count, channels, rows, columns = images.shape
-    if images.numel() == 0:
-        return images.new_empty(count, channels, height, width)
     top, left, mirrored = draws.unbind(1)
     margin = images.new_zeros(
         pad * (columns + 1)
@@ -138,15 +145,15 @@ def cut(images: Tensor, draws: Tensor, height: int, width: int, pad: int) -> Ten
     source = torch.cat([margin, images.reshape(-1), images.flip(-1).view(-1), margin])
     place = torch.arange(count) + count * mirrored
     first = place * (channels * rows * columns) + top * columns + left  # − pad·(columns + 1) + len(margin)
-    windows = runs(source, first, run_offsets(channels, rows, columns, height), width)
-    windows = windows.view(count, channels, height, width)
+    cut_out = runs(source, first, run_offsets(channels, rows, columns, height), width)
+    cut_out = cut_out.view(count, channels, height, width)
     if pad == 0:
-        return windows
+        return cut_out
     framed = frame(rows, columns, pad, images.dtype, images.device)
     inside = runs(
         framed, top * (columns + 2 * pad) + left, run_offsets(1, 0, columns + 2 * pad, height), width
     )
-    return windows.mul_(inside.view(count, 1, height, width))
+    return cut_out.mul_(inside.view(count, 1, height, width))
 
 
 def runs(source: Tensor, first: Tensor, offsets: Tensor, width: int) -> Tensor:

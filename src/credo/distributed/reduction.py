@@ -18,8 +18,8 @@ class Row:
         self._world, self._count, self._shapes = world, len(numbers), shapes
         sizes = [shape.numel() for shape in shapes]
         self._flat = like.new_zeros(len(numbers) + len(shapes) + sum(sizes))
-        self._numbers, self._present, rest = self._flat.split([len(numbers), len(shapes), sum(sizes)])
-        self._parts = rest.split(sizes)
+        self._numbers, self._present, rest = torch.split(self._flat, [len(numbers), len(shapes), sum(sizes)])
+        self._parts = torch.split(rest, sizes)
         self._numbers.copy_(torch.tensor(numbers, dtype=torch.float64))
 
     def put(self, tensors: Sequence[Tensor | None], weights: Sequence[float]) -> None:

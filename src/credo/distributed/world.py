@@ -39,7 +39,7 @@ class World:
         for row in alike.values():
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in row])
             dist.broadcast(flat, self.first(), group=self.group)
-            for tensor, part in zip(row, flat.split([t.numel() for t in row]), strict=True):
+            for tensor, part in zip(row, torch.split(flat, [t.numel() for t in row]), strict=True):
                 tensor.detach().copy_(part.view(tensor.shape))
 
     def first(self) -> int:

@@ -1,6 +1,6 @@
 """Runs the recipes of continual learning: each (row, seed) in a folder of its own, resumable at any step.
 
-python -m credo.experiments.continual_command permuted-mnist --data DATA --out runs
+credo run permuted-mnist --seeds 3 --data DATA --out runs
 
 runs/permuted-mnist/cpu/vogn/seed-0/checkpoint/   while it runs
                                     result.json   written last: its presence means finished

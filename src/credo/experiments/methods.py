@@ -18,7 +18,7 @@ from credo.experiments.learners import Learner, PlainLearner, PosteriorLearner
 from credo.experiments.names import known, unknown
 from credo.experiments.recipe import Setting
 from credo.experiments.tasks import Task
-from credo.optim import OGN, VOGN
+from credo.optim import IVON, OGN, VOGN, BayesByBackprop
 from credo.optim.groups import parameter_groups
 from credo.predict import DropoutPosterior
 
@@ -76,6 +76,36 @@ def adam(
     return torch.optim.Adam(_decaying(model, weight_decay), lr=lr, betas=(beta1, beta2), eps=eps)
 
 
+def ivon(
+    model: nn.Module,
+    *,
+    data_size: int,
+    seed: int = 0,
+    lr: float = 0.2,
+    beta1: float = 0.9,
+    beta2: float = 0.99999,
+    prior_precision: float = 1.0,
+    tempering: float = 1.0,
+    mc_samples: int = 1,
+    augmentation: float = 1.0,
+    initial_curvature: float = 0.5,
+    clip_radius: float | None = None,
+) -> Optimizer:
+    return IVON(
+        model,
+        lr,
+        data_size=data_size,
+        betas=(beta1, beta2),
+        prior_precision=prior_precision,
+        tempering=tempering,
+        mc_samples=mc_samples,
+        augmentation=augmentation,
+        initial_curvature=initial_curvature,
+        clip_radius=clip_radius,
+        seed=seed,
+    )
+
+
 def _decaying(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Normalisation layers do not decay, as they have no prior under a posterior."""
     return [
@@ -99,6 +129,8 @@ METHODS: Final[dict[str, Method]] = {
     "mc_dropout": Method("MC-dropout", sgd, _dropout),  # the model's dropout variant, trained with SGD
     "ogn": Method("OGN", OGN, PosteriorLearner, gives=("data_size", "seed")),
     "vogn": Method("VOGN", VOGN, PosteriorLearner, gives=("data_size", "seed")),
+    "bbb": Method("BBB", BayesByBackprop, PosteriorLearner, gives=("data_size", "seed")),
+    "ivon": Method("IVON", ivon, PosteriorLearner, gives=("data_size", "seed")),
 }
 
 

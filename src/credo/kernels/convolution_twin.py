@@ -129,11 +129,11 @@ def add_tile(columns: Tensor, grads: Tensor, squares: Tensor, total: Tensor | No
     """
     threads = torch.get_num_threads()
     equal = (threads if len(squares) % threads == 0 else 1, -1)
-    own = scratch("products", tuple(squares.shape), squares).unflatten(0, equal)
-    squares, total = squares.unflatten(0, equal), None if total is None else total.unflatten(0, equal)
-    for own_grads, own_columns in zip(
-        grads.unflatten(1, equal), columns[:, None].expand(-1, len(own), -1, -1), strict=True
-    ):
+    squares = squares.view(*equal, squares.shape[-1])
+    total = None if total is None else total.view(squares.shape)
+    own = scratch("products", tuple(squares.shape), squares)
+    grads = grads.reshape(len(grads), *own.shape[:2], -1)
+    for own_grads, own_columns in zip(grads, columns[:, None].expand(-1, len(own), -1, -1), strict=True):
         torch.bmm(own_grads, own_columns, out=own)  # rᵢ
         if total is not None:
             total.add_(own)

@@ -19,8 +19,10 @@ from torch import Tensor
 
 from credo.kernels.scratch import scratch
 
-BLOCK = 1 << 16
-SERIAL = 1 << 14  # elements on which torch starts no threads of its own; they would be in the way of ours
+SERIAL = (
+    1 << 15
+) - 16  # elements on which torch starts no threads of its own: they would be in the way of ours
+BLOCK = 2 * SERIAL
 ALONE = 1 << 17  # up to here waking other threads takes longer than drawing
 WORDS = 624  # of the twister's state, 32 bits each
 UNIT = 16  # only of a multiple of so many does a longer draw begin with the numbers of a shorter one

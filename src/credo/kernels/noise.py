@@ -13,6 +13,7 @@ calls at every step, then takes other numbers of the same distribution, from `ge
 import math
 from collections.abc import Iterator, Sequence
 from ctypes import c_int64
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -111,8 +112,8 @@ def _sample_twin(
     def use(k: int, begin: int, end: int, noise: Tensor) -> None:
         weight, mean, curvature, *shifts = (flat[k][begin:end] for flat in flats)
         sigma = scratch("sigma", (end - begin,), noise)
-        torch.add(curvature, shifts[0] if shifts else shift, out=sigma).rsqrt_().mul_(noise)
-        torch.add(mean, sigma, alpha=math.sqrt(scale), out=weight)
+        torch.add(curvature, shifts[0] if shifts else shift, out=sigma).rsqrt_()
+        torch.addcmul(mean, sigma, noise, value=math.sqrt(scale), out=weight)
 
     weights, flats = rows[0], [[lists.flat(tensor) for tensor in row] for row in rows]
     there = [k for k, weight in enumerate(weights) if not weight.is_cpu]
@@ -121,8 +122,13 @@ def _sample_twin(
         use(there[k], begin, end, noise)
     for dtype in (torch.float32, torch.float64):
         here = [k for k, weight in enumerate(weights) if weight.is_cpu and _noise_type(weight) is dtype]
-        layout = ([row[k] for k in here] for row in ([w.numel() for w in weights], starts, indices))
-        generators.draw(*layout, seed, stream, dtype, lambda k, *piece, here=here: use(here[k], *piece))  # type: ignore[misc]
+        sizes = [weights[k].numel() for k in here]
+        keys = [starts[k] for k in here], [indices[k] for k in here]
+        generators.draw(sizes, *keys, seed, stream, dtype, partial(_renamed, here, use))
+
+
+def _renamed(places: Sequence[int], use: generators.Use, k: int, begin: int, end: int, noise: Tensor) -> None:
+    use(places[k], begin, end, noise)
 
 
 def _noise_type(out: Tensor) -> torch.dtype:

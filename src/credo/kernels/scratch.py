@@ -9,6 +9,7 @@ import math
 import sys
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +23,14 @@ _shelf: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
 
 def workspace(name: str, size: int, like: Tensor) -> int:
     """The address of `size` elements of scratch on the CPU, for kernels that need no tensor."""
-    kept: dict[object, tuple[int, int, Tensor]] = _kept.__dict__
+    kept: dict[Any, Any] = _kept.__dict__
     key = (name, like.dtype)
     known = kept.get(key)
     if known is None or known[0] < size:
         buffer = scratch(name, (size,), like)
         known = kept[key] = (size, buffer.data_ptr(), buffer)
-    return known[1]
+    address: int = known[1]
+    return address
 
 
 def scratch(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:

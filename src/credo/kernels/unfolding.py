@@ -49,7 +49,8 @@ def channels_inside(x: Tensor, places: Sequence[int], at: Geometry) -> Tensor:
     channels = x.shape[1] // at.groups
     columns = scratch("columns", (len(x), at.groups, *places, *at.kernel_size, channels), x)
     padded = F.pad(x.movedim(1, -1), (0, 0, *both_sides(at.padding))).contiguous()
-    columns.copy_(windows(padded, 1, places, at).unflatten(-1, (at.groups, channels)).movedim(-2, 1))
+    seen = windows(padded, 1, places, at)
+    columns.copy_(seen.view(*seen.shape[:-1], at.groups, channels).movedim(-2, 1))
     return columns.view(len(x) * at.groups, math.prod(places), at.taps * channels)
 
 

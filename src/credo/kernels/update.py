@@ -71,10 +71,10 @@ def vogn_all_(
         increment_version([*means, *momenta, *curvatures])
         return
     for few in _groups(means):
-        own = [[row[k] for k in few] for row in rows]
+        mu, m, s, gradient, square = ([row[k] for k in few] for row in rows)
         own_prior = number if priors is None else [priors[k] for k in few]
         own_means = None if prior_means is None else [prior_means[k] for k in few]
-        _vogn_twin(*own, own_prior, own_means, settings)  # type: ignore[misc]
+        _vogn_twin(mu, m, s, gradient, square, own_prior, own_means, settings)
 
 
 def _vogn_twin(
@@ -104,7 +104,8 @@ def _vogn_twin(
 
 def _groups(tensors: Row) -> Iterator[list[int]]:
     """Neighbours with `TOGETHER` elements at most: few calls, and little memory for what they compute on the way."""
-    group, elements = [], 0
+    group: list[int] = []
+    elements = 0
     for k, tensor in enumerate(tensors):
         if group and elements + tensor.numel() > TOGETHER:
             yield group

@@ -75,7 +75,7 @@ class BayesByBackprop(BayesianOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor = 3e-3,
         *,
         data_size: float,  # N
         inner: Build = adam,

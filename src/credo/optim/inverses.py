@@ -20,7 +20,7 @@ def pi_roots(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -> tuple[
     a, g = (_mean_eigenvalue(t) for t in (inputs, outputs))
     pi = torch.where((a > 0) & (g > 0), a / g, 1.0).sqrt()
     root = torch.as_tensor(damping, dtype=pi.dtype, device=pi.device).sqrt()
-    return _inverse_root(_shifted(outputs, root / pi)), _inverse_root(_shifted(inputs, root * pi))
+    return _inverse_root(outputs, root / pi), _inverse_root(inputs, root * pi)
 
 
 def eigenbasis(factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,25 +38,29 @@ def _mean_eigenvalue(factor: Tensor) -> Tensor:
     return factor.diagonal(dim1=-2, dim2=-1).mean(-1)
 
 
-def _shifted(factor: Tensor, shift: Tensor) -> Tensor:
-    shifted = factor.clone()
-    shifted.diagonal(dim1=-2, dim2=-1).add_(shift.unsqueeze(-1))
-    return shifted
+def _inverse_root(factor: Tensor, shift: Tensor) -> Tensor:
+    """L with LLᵀ = (factor + shift·I)⁻¹: the transposed inverse of the Cholesky factor."""
+    matrix = factor.clone()
+    matrix.diagonal(dim1=-2, dim2=-1).add_(shift.unsqueeze(-1))
+    lower, failed = torch.linalg.cholesky_ex(matrix)
+    if bool(failed.any()):
+        return _inverse_root_by_eigenvalues(matrix, shift)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    inverse: Tensor = torch.linalg.solve_triangular(lower, identity.expand_as(lower), upper=False)
+    return inverse.mT.contiguous()
 
 
-def _inverse_root(matrix: Tensor) -> Tensor:
-    """L with LLᵀ the inverse: the transposed inverse of the Cholesky factor; in float64 where float32 is not enough."""
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    if bool(failed.any()):
-        factor, failed = torch.linalg.cholesky_ex(matrix.double())
-    if bool(failed.any()):
+def _inverse_root_by_eigenvalues(matrix: Tensor, shift: Tensor) -> Tensor:
+    """Where rounding has eaten the shift: no eigenvalue is smaller than it."""
+    if not bool((shift > 0).all()):
         raise InvalidValue(
-            "a Kronecker factor is singular, and prior_precision and damping are too small to make up for it. "
-            "Raise damping."
+            "a Kronecker factor is singular, and there is neither a prior nor damping: an improper posterior. Give "
+            "prior_precision or damping > 0."
         )
-    identity = torch.eye(matrix.shape[-1], dtype=factor.dtype, device=factor.device)
-    inverse: Tensor = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
-    return inverse.mT.to(matrix.dtype).contiguous()
+    values, vectors = torch.linalg.eigh(matrix.double())
+    floor = shift.double().unsqueeze(-1)
+    root: Tensor = vectors * values.clamp_min(floor).rsqrt().unsqueeze(-2)
+    return root.to(matrix.dtype).contiguous()
 
 
 class Inverses:

@@ -56,7 +56,7 @@ class IVON(BayesianOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 0.1,  # α
+        lr: float | Tensor = 0.2,  # α
         *,
         data_size: float,  # N
         betas: tuple[float, float] = (0.9, 0.99999),  # b₁, b₂

@@ -19,15 +19,15 @@ class KFAC(KroneckerOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 1e-2,  # α
+        lr: float | Tensor = 3e-3,  # α
         *,
         data_size: float,  # N
         momentum: float = 0.9,  # β₁
         ema_rate: float = 0.1,  # β₂
         prior_precision: float = 1.0,  # δ
         prior: Posterior | None = None,
-        damping: float = 1e-2,  # γ
-        damping_form: str = "pi",
+        damping: float = 3e-2,  # γ
+        damping_form: str = "eigen",
         tempering: float = 1.0,  # τ
         augmentation: float = 1.0,  # ρ
         factor_interval: int = 10,  # T_f
