@@ -140,3 +140,34 @@ def fail_on_one(rank: int, size: int) -> str:
         intact = all(torch.equal(p, m) for p, m in zip(model.parameters(), mean, strict=True))
         return "mean in place" if intact else "mean lost"
     return "stepped"
+
+
+def train_in_groups(rank: int, size: int, mc_groups: int) -> dict[str, Any]:
+    """OGN where the ranks of a group read the same share."""
+    model = network()
+    optimizer = optimizer_of("OGN", model)
+    share, count = credo.distributed.data_share(mc_groups)
+    own = shares("equal", count)[share]
+    losses = [one_step(optimizer, model, x[own], y[own]) for x, y in batches()]
+    return described(model, optimizer, losses)
+
+
+def averaged_buffers(rank: int, size: int) -> list[float]:
+    layer = nn.BatchNorm1d(2)
+    layer.running_mean.fill_(rank)
+    layer.num_batches_tracked.fill_(10 + rank)
+    credo.distributed.average_buffers(layer)
+    return [*layer.running_mean.tolist(), float(layer.num_batches_tracked)]
+
+
+def gradients(rank: int, size: int, seeds: int) -> list[list[float]]:
+    """ĝ of one batch at a sample of every rank, for many seeds."""
+    model, (x, y) = network(), batches()[0]
+    mean, found = [p.detach().clone() for p in model.parameters()], []
+    for seed in range(seeds):
+        optimizer = optimizer_of("VOGN", model, lr=1e-12, initial_curvature=1e-2, damping=1e-2, seed=seed)
+        one_step(optimizer, model, x, y)
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).tolist())
+        for p, start in zip(model.parameters(), mean, strict=True):
+            p.data.copy_(start)
+    return found

@@ -18,7 +18,7 @@ from credo.experiments.learners import Learner, PlainLearner, PosteriorLearner
 from credo.experiments.names import known, unknown
 from credo.experiments.recipe import Setting
 from credo.experiments.tasks import Task
-from credo.optim import IVON, OGN, VOGN, BayesByBackprop
+from credo.optim import IVON, KFAC, OGN, VOGN, BayesByBackprop, NoisyKFAC
 from credo.optim.groups import parameter_groups
 from credo.predict import DropoutPosterior
 
@@ -131,6 +131,8 @@ METHODS: Final[dict[str, Method]] = {
     "vogn": Method("VOGN", VOGN, PosteriorLearner, gives=("data_size", "seed")),
     "bbb": Method("BBB", BayesByBackprop, PosteriorLearner, gives=("data_size", "seed")),
     "ivon": Method("IVON", ivon, PosteriorLearner, gives=("data_size", "seed")),
+    "kfac": Method("K-FAC", KFAC, PosteriorLearner, gives=("data_size", "seed")),
+    "noisy_kfac": Method("Noisy K-FAC", NoisyKFAC, PosteriorLearner, gives=("data_size", "seed")),
 }
 
 

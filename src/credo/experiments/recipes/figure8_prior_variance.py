@@ -14,7 +14,9 @@ VOGN: Final = replace(
     warmup_from=1.25e-5,
 )
 NOISY_KFAC: Final = replace(
-    imagenet.KRONECKER, method="noisy_kfac", settings={**imagenet.VARIATIONAL, "ema_rate": 0.9}
+    imagenet.KRONECKER,
+    method="noisy_kfac",
+    settings={**imagenet.VARIATIONAL, "ema_rate": 0.9, "damping_form": "pi"},
 )
 SMALL: Final = Training(
     "vogn",

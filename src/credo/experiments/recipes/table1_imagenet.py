@@ -156,9 +156,13 @@ KFAC: Final = Row(
     paper=replace(
         KRONECKER,
         method="kfac",
-        settings={**SHARED, "ema_rate": 0.9, "prior_precision": prior_precision(1e-4)},
+        settings={**SHARED, "ema_rate": 0.9, "prior_precision": prior_precision(1e-4), "damping_form": "pi"},
     ),
-    cpu=replace(CPU, method="kfac", settings={"lr": 1e-3, "damping": 1e-2, "prior_precision": 1.0}),
+    cpu=replace(
+        CPU,
+        method="kfac",
+        settings={"lr": 1e-3, "damping": 1e-2, "prior_precision": 1.0, "damping_form": "pi"},
+    ),
     published=numbers(
         train=(83.73, 0.058),
         train_nll=(0.571, 0.016),
@@ -173,8 +177,14 @@ KFAC: Final = Row(
 
 NOISY_KFAC: Final = Row(
     "noisy-kfac",
-    paper=replace(KRONECKER, method="noisy_kfac", settings={**VARIATIONAL, "ema_rate": 0.9}),
-    cpu=replace(CPU, method="noisy_kfac", settings={"lr": 1e-3, "damping": 1e-2, "prior_precision": 1.0}),
+    paper=replace(
+        KRONECKER, method="noisy_kfac", settings={**VARIATIONAL, "ema_rate": 0.9, "damping_form": "pi"}
+    ),
+    cpu=replace(
+        CPU,
+        method="noisy_kfac",
+        settings={"lr": 1e-3, "damping": 1e-2, "prior_precision": 1.0, "damping_form": "pi"},
+    ),
     published=numbers(
         train=72.28,
         train_nll=1.075,
