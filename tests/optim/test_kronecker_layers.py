@@ -108,3 +108,21 @@ def test_its_posterior_is_a_prior_for_the_others():
         for x, y in batches(2):
             other.step(closure_for(other, model, x, y, []))
         assert float(other.posterior().kl(prior if method is not credo.VOGN else 1.0)) > 0
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_a_loss_scale_is_divided_out_of_the_factors(unscale):
+    found = []
+    for scaled in (False, True):
+        model = network()
+        optimizer = credo.KFAC(model, data_size=100)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=scaled)
+        for x, y in batches(4):
+            with optimizer.sampled(scale=scaler.get_scale() if scaled and unscale else None):
+                scaler.scale(F.cross_entropy(model(x), y)).backward()
+            if unscale:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        found.append((snapshot(model), optimizer.factors()))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)

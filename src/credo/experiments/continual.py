@@ -3,7 +3,7 @@
 credo run permuted-mnist --seeds 3 --data DATA --out runs
 
 runs/permuted-mnist/cpu/vogn/seed-0/checkpoint/   while it runs
-                                    result.json   written last: its presence means finished
+                                    course.json   written last: its presence means finished
 runs/permuted-mnist/cpu/table.md, average-accuracy.png, average-accuracy.svg
 """
 
@@ -23,12 +23,12 @@ from credo.experiments.checkpoint import Checkpoints
 from credo.experiments.continual_learners import learner_for
 from credo.experiments.continual_recipe import ContinualRecipe, ContinualRow, ContinualTraining, Size
 from credo.experiments.lock import locked
-from credo.experiments.log import to_json
 from credo.experiments.machine import provenance
-from credo.experiments.run_folder import read_json
+from credo.experiments.manifest import FORMAT_VERSION, read_signed, write_signed
 from credo.experiments.stopping import Stop, stop_request
 from credo.models import MLP
-from credo.posterior.atomic import write_atomically
+
+FINISHED = "course.json"  # signed; not result.json, which is what a run on a single task leaves
 
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a task
 
@@ -42,7 +42,7 @@ def run(
     asked["training"] = {**asdict(training), "settings": dict(training.settings)}
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
-        if (folder / "result.json").exists():
+        if (folder / FINISHED).exists():
             return _finished(folder, asked)
         tasks = tasks_of(recipe, recipe.tasks[size], splits, seed)
         learner = learner_for(training, model_of(recipe, tasks), seed)
@@ -106,6 +106,7 @@ def _train(course: Course, asked: dict[str, Any], folder: Path) -> dict[str, Any
 
 def _write_result(course: Course, asked: dict[str, Any], seconds: float, folder: Path) -> dict[str, Any]:
     result = {
+        "format": FORMAT_VERSION,
         **asked,
         "matrix": course.matrix,
         "average_accuracies": metrics.average_accuracies(course.matrix),
@@ -115,13 +116,13 @@ def _write_result(course: Course, asked: dict[str, Any], seconds: float, folder:
         "seconds": seconds,
         **provenance(),
     }
-    write_atomically(folder / "result.json", to_json(result, indent=1).encode())
+    write_signed(folder / FINISHED, result)
     Checkpoints(folder / "checkpoint").clear()
     return result
 
 
 def _finished(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    result = read_json(folder / "result.json")
+    result = read_signed(folder / FINISHED)
     _refuse_another(folder, result, asked)
     return result
 

@@ -33,7 +33,7 @@ def run_stream(
     only: Iterable[str] = (),
     seeds: int | Sequence[int] | None = None,
     out: str | PathLike[str],
-    data_root: str | PathLike[str] | None = None,
+    data_root: str | Path | None = None,
     say: Callable[[str], None] = print,
 ) -> str:
     """The rows (or `only` some) with every seed (the recipe's number of them, unless given); returns the table."""

@@ -29,6 +29,7 @@ from credo.optim.reparameterisation import Reparameterised, Uncertain
 from credo.posterior import DiagonalPosterior, Posterior
 from credo.posterior.gaussian import kl_terms, total
 
+Row = list[Tensor] | tuple[Tensor, ...]  # one tensor for each parameter
 LOG_VARIANCES = (
     -60.0,
     60.0,
@@ -37,19 +38,28 @@ INITIALISATION = 2**64 - 1  # the stream of noise that no draw will reach
 
 
 def objective_gradients(
-    mean: Tensor,  # μ
-    variance: Tensor,  # σ²
-    gradient: Tensor,  # ∂E[ℓ̄]/∂μ
-    variance_gradient: Tensor,  # ∂E[ℓ̄]/∂σ²
-    prior_precision: float | Tensor,  # 1/σ₀²
-    prior_mean: Tensor | None,  # μ₀, zero when None
+    means: Row,  # μ
+    variances: Row,  # σ²
+    gradients: Row,  # ∂E[ℓ̄]/∂μ
+    variance_gradients: Row,  # ∂E[ℓ̄]/∂σ²
+    prior_precision: float | Row,  # 1/σ₀², one number or a tensor for each
+    prior_means: Row | None,  # μ₀, zero when None
     weight: float,  # τ/N
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Row, Row]:
     """The gradient of E[ℓ̄] + weight·KL by μ and by log σ²."""
-    away = mean if prior_mean is None else mean - prior_mean
-    pull = weight * prior_precision
-    by_log_variance = (variance_gradient + 0.5 * pull).mul_(variance).sub_(0.5 * weight)
-    return gradient + pull * away, by_log_variance
+    away = means if prior_means is None else torch._foreach_sub(means, prior_means)
+    pull: Any = _times(prior_precision, weight)
+    by_log_variance = torch._foreach_add(variance_gradients, _times(pull, 0.5))
+    torch._foreach_mul_(by_log_variance, variances)
+    torch._foreach_add_(by_log_variance, -0.5 * weight)
+    return torch._foreach_add(gradients, torch._foreach_mul(away, pull)), by_log_variance
+
+
+def _times(value: Any, number: float) -> Any:
+    """A number, or a row of tensors, times a number."""
+    if isinstance(value, float):
+        return value * number
+    return value if number == 1 else torch._foreach_mul(value, number)
 
 
 @final
@@ -172,7 +182,7 @@ class BayesByBackprop(BayesianOptimizer):
         for group in self.param_groups[len(self._inner.optimizer.param_groups) :]:
             self._inner.add_group(self._inner_group(group))
         self._inner.step(
-            [(float(group["lr"]), list(self._moves(group, gathered, *units))) for group in self.param_groups]
+            [(float(group["lr"]), self._moves(group, gathered, *units)) for group in self.param_groups]
         )
         learned = [state["log_variance"] for state in self.state.values() if "log_variance" in state]
         if learned:
@@ -181,27 +191,30 @@ class BayesByBackprop(BayesianOptimizer):
 
     def _moves(
         self, group: dict[str, Any], gathered: GatheredVariances, unit: float, variance_unit: float
-    ) -> Iterator[Moved]:
+    ) -> list[Moved]:
         """The parameters of a group that the loss has reached, and their log variances."""
-        weight = group["tempering"] / self.data_size
-        for p in group["params"]:
-            state = self.state[p]
-            if p.grad is None or not p.requires_grad:
-                continue
-            if group["deterministic"] or id(p) not in gathered.table:
-                yield Moved(p.detach(), p.grad * unit, state, "mean.")
-                continue
-            by_mean, by_log_variance = objective_gradients(
-                p.detach(),
-                self._log_variance(group, p).exp(),
-                p.grad if unit == 1 else p.grad * unit,
-                gathered.table[id(p)] * variance_unit,
-                state.get("prior_precision", group["prior_precision"]),
-                state.get("prior_mean"),
-                weight,
-            )
-            yield Moved(p.detach(), by_mean.to(p.dtype), state, "mean.")
-            yield Moved(state["log_variance"], by_log_variance, state, "log_variance.")
+        reached = [p for p in group["params"] if p.grad is not None and p.requires_grad]
+        certain = [p for p in reached if group["deterministic"] or id(p) not in gathered.table]
+        moves = [Moved(p.detach(), p.grad * unit, self.state[p], "mean.") for p in certain]
+        uncertain = [p for p in reached if not group["deterministic"] and id(p) in gathered.table]
+        if not uncertain:
+            return moves
+        states = [self.state[p] for p in uncertain]
+        log_variances = [self._log_variance(group, p) for p in uncertain]
+        precisions = [state["prior_precision"] for state in states if "prior_precision" in state]
+        by_mean, by_log_variance = objective_gradients(
+            [p.detach() for p in uncertain],
+            torch._foreach_exp(log_variances),
+            _times([p.grad for p in uncertain], unit),
+            _times([gathered.table[id(p)] for p in uncertain], variance_unit),
+            precisions or float(group["prior_precision"]),
+            [state["prior_mean"] for state in states] if precisions else None,
+            group["tempering"] / self.data_size,
+        )
+        for p, state, mean, log_variance in zip(uncertain, states, by_mean, by_log_variance, strict=True):
+            moves.append(Moved(p.detach(), mean.to(p.dtype), state, "mean."))
+            moves.append(Moved(state["log_variance"], log_variance, state, "log_variance."))
+        return moves
 
     # State
 

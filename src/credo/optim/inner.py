@@ -39,6 +39,7 @@ class Inner:
     """Built once, then given tensors and gradients at every step."""
 
     def __init__(self, build: Build, groups: list[dict[str, Any]]):
+        self._names: tuple[str, ...] = ()  # of what it remembers of a tensor, once that is known
         self.optimizer = build(groups)
         if not isinstance(self.optimizer, Optimizer):
             raise InvalidType(
@@ -80,16 +81,19 @@ class Inner:
 
     def _hand_over(self, move: Moved) -> None:
         move.tensor.grad = move.gradient
+        names = self._names or [n.partition(".")[2] for n in move.state if n.startswith(move.prefix)]
         memory = {
-            name.removeprefix(move.prefix): _beside(value, move.tensor)
-            for name, value in move.state.items()
-            if name.startswith(move.prefix)
+            name: _beside(move.state[move.prefix + name], move.tensor)
+            for name in names
+            if move.prefix + name in move.state
         }
         if memory:
             self.optimizer.state[move.tensor] = memory
 
     def _take_back(self, move: Moved) -> None:
-        for name, value in self.optimizer.state.get(move.tensor, {}).items():
+        memory = self.optimizer.state.get(move.tensor, {})
+        self._names = tuple(memory)
+        for name, value in memory.items():
             move.state[move.prefix + name] = value
 
 
