@@ -9,9 +9,7 @@ import credo.kernels
 from credo.data.augmentation import cut
 
 
-def by_slices(
-    images: torch.Tensor, draws: torch.Tensor, height: int, width: int, pad: int
-) -> torch.Tensor:
+def by_slices(images: torch.Tensor, draws: torch.Tensor, height: int, width: int, pad: int) -> torch.Tensor:
     """Slow and obvious: mirror, pad, slice, one image at a time."""
     rows = []
     for image, (top, left, mirrored) in zip(images, draws.tolist(), strict=True):

@@ -14,7 +14,7 @@ METHODS = [credo.VOGN, credo.OGN, credo.BayesByBackprop, credo.IVON, credo.KFAC,
 NAN, INF = math.nan, math.inf
 
 NUMBERS = {
-    "lr": [-1.0, NAN, INF, "0.1", torch.ones(2), None, True],
+    "lr": [-1.0, NAN, INF, "0.1", torch.ones(2), [], True],
     "momentum": [-0.1, 1.0, NAN, "x"],
     "ema_rate": [0.0, 1.1, NAN, -1],
     "data_size": [0, -5, NAN, INF, True, 10.5, "60000", None],

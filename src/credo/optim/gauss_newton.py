@@ -24,6 +24,7 @@ from credo.errors import InvalidValue
 from credo.kernels import update
 from credo.optim import arguments
 from credo.optim.beliefs import Belief
+from credo.optim.defaults import rate_and_damping
 from credo.optim.diagnostics import GroupDiagnostics, diagnose
 from credo.optim.gathering import Gathered, GatheredSquares
 from credo.optim.priors import take_prior
@@ -37,14 +38,14 @@ class GaussNewton(SquaresOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor,
+        lr: float | Tensor | None,
         *,
         data_size: float,
         momentum: float,
         ema_rate: float,
         prior_precision: float,
         prior: Posterior | None,
-        damping: float,
+        damping: float | None,
         tempering: float,
         mc_samples: int,
         mc_slices: int,
@@ -56,6 +57,9 @@ class GaussNewton(SquaresOptimizer):
         seed: int,
         shared_noise: bool,
     ):
+        size = arguments.whole("data_size", data_size, 1)
+        rho = arguments.number("augmentation", augmentation, 1, math.inf)
+        lr, damping = rate_and_damping(lr, damping, size * rho)
         defaults = {
             "lr": arguments.learning_rate(lr),  # α
             "momentum": momentum,  # β₁
@@ -66,8 +70,8 @@ class GaussNewton(SquaresOptimizer):
             "deterministic": False,
         }
         settings = {
-            "data_size": arguments.whole("data_size", data_size, 1),  # N
-            "augmentation": arguments.number("augmentation", augmentation, 1, math.inf),  # ρ
+            "data_size": size,  # N
+            "augmentation": rho,  # ρ
             "mc_samples": arguments.whole("mc_samples", mc_samples, 1),  # K
             "mc_slices": arguments.whole("mc_slices", mc_slices, 1),
             "vectorized": bool(vectorized),

@@ -20,14 +20,14 @@ class OGN(GaussNewton):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 1.5e-3,  # α
+        lr: float | Tensor | None = None,  # α
         *,
         data_size: float,  # N
         momentum: float = 0.9,  # β₁
         ema_rate: float = 0.1,  # β₂
         prior_precision: float = 1.0,  # δ
         prior: Posterior | None = None,
-        damping: float = 3e-2,  # γ
+        damping: float | None = None,  # γ
         tempering: float = 1.0,  # τ
         augmentation: float = 1.0,  # ρ
         initial_curvature: float | None = None,  # s₀

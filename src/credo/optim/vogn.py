@@ -28,7 +28,9 @@ class VOGN(GaussNewton):
         deterministic.
     ema_rate: weighs the *new* squares, unlike Adam's β₂, which weighs the old ones.
     prior: a posterior to start from, N(μ₀, 1/P₀) with a precision a weight; `prior_precision` is then unused.
-    damping: keeps steps and noise bounded where the squares are small; it is part of σ² (see `posterior`).
+    damping: keeps steps and noise bounded where the squares are small; it is part of σ² (see `posterior`). None takes
+        max(0.03, 300/N), so that the noise is never larger than 0.06 (`credo.optim.defaults`).
+    lr: None takes a twentieth of the damping.
     tempering: the weight of the KL term, in (0, 1]; schedule it with `credo.TemperingSchedule`.
     augmentation: how many times larger the data are for being augmented; N is multiplied by it.
     mc_samples: K weight samples a step, each on the whole minibatch. With vectorized=True they are computed
@@ -44,14 +46,14 @@ class VOGN(GaussNewton):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 1.5e-3,  # α
+        lr: float | Tensor | None = None,  # α
         *,
         data_size: float,  # N
         momentum: float = 0.9,  # β₁
         ema_rate: float = 0.1,  # β₂
         prior_precision: float = 1.0,  # δ
         prior: Posterior | None = None,
-        damping: float = 3e-2,  # γ
+        damping: float | None = None,  # γ
         tempering: float = 1.0,  # τ
         mc_samples: int = 1,  # K
         mc_slices: int = 1,

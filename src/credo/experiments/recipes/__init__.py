@@ -8,6 +8,7 @@ from typing import Final
 from credo.experiments.names import known, plain_name
 from credo.experiments.recipe import Recipe
 from credo.experiments.recipes import (
+    all_methods,
     digits,
     figure3_momentum_batchnorm,
     figure5_unfamiliar,
@@ -31,6 +32,7 @@ FILES: Final = (
     figure8_prior_variance,
     figure11_samples,
     figure12_dropout_rate,
+    all_methods,
 )
 
 RECIPES: Final[dict[str, Recipe]] = {recipe.name: recipe for file in FILES for recipe in file.RECIPES}
