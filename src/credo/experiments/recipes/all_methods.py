@@ -49,6 +49,6 @@ RECIPES: Final = (
         source="credo's own comparison",
         rows=rows(DIGITS),
         figures=("training_curves", "calibration_curves", "entropy_histograms"),
-        note="Forty epochs on all training images with defaults: a check that every method trains, no ranking of methods.",
+        note="Forty epochs on all training images with defaults: a check that every method trains, no ranking.",
     ),
 )
