@@ -37,7 +37,7 @@ def in_parts(measures: Sequence[Measure]) -> list[list[Measure]]:
 
 def grid(lines: Sequence[Line], measures: Sequence[Measure], width: int) -> RichTable:
     below = NAMES + CELL * len(measures) > width
-    table = RichTable(header_style="bold", box=SIMPLE_HEAD)
+    table = RichTable(header_style="bold", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.add_column("method", min_width=10)
     table.add_column("")
     for measure in measures:
