@@ -28,6 +28,7 @@ def _facts(optimizer: Any) -> dict[str, Any]:
         "the version of credo": own,
         "the version of torch": torch.__version__,
         "the method": type(optimizer).__name__,
+        **optimizer.settings,
     }
     names = optimizer.names()
     for k, group in enumerate(optimizer.param_groups):
@@ -37,4 +38,4 @@ def _facts(optimizer: Any) -> dict[str, Any]:
         options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         for key, value in options.items():
             facts[f"{key} of group {k}"] = float(value) if isinstance(value, torch.Tensor) else value
-    return {**facts, **optimizer.settings}
+    return facts
