@@ -12,6 +12,10 @@ from credo.experiments.report.measures import OOD, Measure
 from credo.experiments.report.tables import PUBLISHED, Line, Table
 from credo.experiments.report.words import heading
 
+METHOD, NARROW = (
+    22,
+    8,
+)  # characters that the first two columns take at least, and a column with the sd below the mean
 NAMES, CELL = 30, 16  # characters that the first two columns take, and a column of mean ± sd
 
 
@@ -20,7 +24,8 @@ def terminal(console: Console, tables: Sequence[Table], *, notes: bool = True) -
     for table in tables:
         console.print(Text(heading(table), style="bold"))
         for measures in in_parts(table.measures):
-            console.print(grid(table.lines, measures, console.width))
+            for part in fitting(measures, console.width):
+                console.print(grid(table.lines, part, console.width))
         for note in table.notes if notes else ():
             console.print(Text(note, style="dim"))
         console.print()
@@ -33,6 +38,14 @@ def in_parts(measures: Sequence[Measure]) -> list[list[Measure]]:
     if len(unfamiliar) <= len(OOD):
         return [shown]
     return [[measure for measure in shown if measure not in unfamiliar], unfamiliar]
+
+
+def fitting(measures: Sequence[Measure], width: int) -> list[Sequence[Measure]]:
+    """Columns that do not fit side by side, in tables of about as many each; rich would cut the last ones off."""
+    room = max(1, (width - METHOD) // NARROW)
+    parts = -(-len(measures) // room)
+    size = -(-len(measures) // max(1, parts))
+    return [measures[k : k + size] for k in range(0, len(measures), size)]
 
 
 def grid(lines: Sequence[Line], measures: Sequence[Measure], width: int) -> RichTable:
