@@ -49,7 +49,7 @@ def demo(
 
     Args:
         out: where runs, picture and report go.
-        methods: some of adam, mc-dropout, vogn; all of them unless given.
+        methods: adam, mc-dropout and vogn unless given; also sgd, ogn, kfac, noisy-kfac, ivon, bbb.
         seeds: how many seeds the numbers are averaged over.
         epochs: other than the recipe's.
     """

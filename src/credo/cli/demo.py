@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -14,7 +15,7 @@ from credo.cli.exits import OK
 from credo.experiments import report
 from credo.experiments.names import known
 from credo.experiments.progress import Watcher
-from credo.experiments.recipe import Recipe
+from credo.experiments.recipe import Recipe, Row
 from credo.experiments.recipes import recipe
 from credo.experiments.results import Result
 from credo.experiments.run import run, seed_list, trainings
@@ -28,8 +29,10 @@ The digits 0 to 7 are learnt, 8 and 9 never shown. The same network, data and ep
 
 
 def demo(out: Path, methods: Sequence[str], seeds: int, epochs: int | None) -> int:
-    digits, console, start = recipe("digits"), Console(highlight=False), time.perf_counter()
-    rows = [known("method", name, [row.name for row in digits.rows]) for name in methods]
+    shown, console, start = recipe("digits"), Console(highlight=False), time.perf_counter()
+    digits = replace(shown, rows=(*shown.rows, *others(shown)))
+    names = [row.name for row in digits.rows]
+    rows = [known("method", name, names) for name in methods or [row.name for row in shown.rows]]
     overrides: dict[str, object] = {} if epochs is None else {"epochs": epochs}
     plan, numbers = (
         trainings(digits, "cpu", rows, overrides),
@@ -45,6 +48,18 @@ def demo(out: Path, methods: Sequence[str], seeds: int, epochs: int | None) -> i
         console.print(f"[bold]{name}[/bold]  {path}", soft_wrap=True)
     console.print(f"[dim]{time.perf_counter() - start:.0f} seconds[/dim]")
     return OK
+
+
+def others(shown: Recipe) -> list[Row]:
+    """The methods that the demonstration leaves out unless asked for, on its network and its data."""
+    own, base = {row.name for row in shown.rows}, shown.rows[0].cpu
+    rows = [row for row in recipe("methods-digits").rows if row.name not in own and row.cpu is not None]
+    assert base is not None
+    return [
+        replace(row, cpu=replace(base, method=row.cpu.method, settings=row.cpu.settings))
+        for row in rows
+        if row.cpu is not None
+    ]
 
 
 def _train(
