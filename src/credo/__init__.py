@@ -1,6 +1,9 @@
 """credo: deep networks that know how sure they are, by changing the optimiser and nothing else."""
 
-from credo import continual, errors, kernels, metrics
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from credo import errors, kernels, metrics
 from credo.curvature.capture import capture, squared_gradients
 from credo.curvature.contribution import Contribution, Stacked
 from credo.curvature.kronecker import kronecker_factors
@@ -11,7 +14,11 @@ from credo.optim import IVON, KFAC, OGN, VOGN, BayesByBackprop, NoisyKFAC, Tempe
 from credo.posterior import DiagonalPosterior, KroneckerPosterior, Posterior, elbo, load_posterior
 from credo.predict import DropoutPosterior, Ensemble, predict
 
+if TYPE_CHECKING:
+    from credo import continual, data, distributed
+
 __version__ = "0.1.0"
+_LATER = ("continual", "data")  # imported when they are first asked for: importing credo should cost little
 
 __all__ = [
     "IVON",
@@ -31,6 +38,8 @@ __all__ = [
     "TemperingSchedule",
     "capture",
     "continual",
+    "data",
+    "distributed",
     "elbo",
     "errors",
     "evaluate",
@@ -42,3 +51,9 @@ __all__ = [
     "register_rule",
     "squared_gradients",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return import_module(f"credo.{name}")
+    raise AttributeError(f"module 'credo' has no attribute {name!r}")
