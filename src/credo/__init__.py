@@ -3,19 +3,20 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from credo import errors, kernels, metrics
+from credo import errors, kernels, metrics, optim
 from credo.curvature.capture import capture, squared_gradients
 from credo.curvature.contribution import Contribution, Stacked
 from credo.curvature.kronecker import kronecker_factors
 from credo.curvature.operation import Operation
 from credo.curvature.rules import register_rule
 from credo.metrics import evaluate
-from credo.optim import IVON, KFAC, OGN, VOGN, BayesByBackprop, NoisyKFAC, TemperingSchedule
+from credo.optim import OGN, VOGN, TemperingSchedule
 from credo.posterior import DiagonalPosterior, KroneckerPosterior, Posterior, elbo, load_posterior
 from credo.predict import DropoutPosterior, Ensemble, predict
 
 if TYPE_CHECKING:
     from credo import continual, data, distributed
+    from credo.optim import IVON, KFAC, BayesByBackprop, NoisyKFAC
 
 __version__ = "0.1.0"
 _LATER = ("continual", "data")  # imported when they are first asked for: importing credo should cost little
@@ -56,4 +57,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return import_module(f"credo.{name}")
+    if name in optim.LATER:
+        return getattr(optim, name)
     raise AttributeError(f"module 'credo' has no attribute {name!r}")

@@ -1,14 +1,29 @@
 """Optimisers that leave a posterior: same constructor style, same `sampled`, `step` and `posterior`."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from credo.optim.base import BayesianOptimizer
-from credo.optim.bayes_by_backprop import BayesByBackprop
 from credo.optim.diagnostics import GroupDiagnostics
-from credo.optim.ivon import IVON
-from credo.optim.kfac import KFAC
-from credo.optim.noisy_kfac import NoisyKFAC
 from credo.optim.ogn import OGN
 from credo.optim.schedules import TemperingSchedule
 from credo.optim.vogn import VOGN
+
+if TYPE_CHECKING:
+    from credo.optim.bayes_by_backprop import BayesByBackprop
+    from credo.optim.ivon import IVON
+    from credo.optim.kfac import KFAC
+    from credo.optim.noisy_kfac import NoisyKFAC
+
+# Imported when they are first asked for: importing credo should cost little.
+LATER = {"BayesByBackprop": "bayes_by_backprop", "IVON": "ivon", "KFAC": "kfac", "NoisyKFAC": "noisy_kfac"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in LATER:
+        return getattr(import_module(f"credo.optim.{LATER[name]}"), name)
+    raise AttributeError(f"module 'credo.optim' has no attribute {name!r}")
+
 
 __all__ = [
     "IVON",
