@@ -1,0 +1,38 @@
+"""Memory that is lent again must never be somebody's still."""
+
+import torch
+
+import credo
+from credo.kernels.scratch import give_back, lend
+
+
+def squares_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with credo.capture(model) as stats:
+        model(x).square().mean().backward()
+    return stats.squares[model.weight]
+
+
+def test_what_was_given_back_is_lent_once() -> None:
+    like = torch.empty(0)
+    first = lend((7, 11), like)
+    give_back([first])
+    assert lend((7, 11), like).data_ptr() == first.data_ptr()
+    assert lend((7, 11), like).data_ptr() != first.data_ptr()
+
+
+def test_parts_of_tensors_are_not_taken() -> None:
+    whole = torch.zeros(5, 13)
+    give_back([whole[:2]])
+    assert lend((2, 13), whole).data_ptr() != whole.data_ptr()
+
+
+def test_statistics_that_are_kept_do_not_change_with_later_blocks() -> None:
+    model, kept = torch.nn.Linear(6, 4), []
+    inputs = [torch.randn(8, 6, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+    expected = [squares_of(model, x).clone() for x in inputs]
+    for x in inputs:  # the blocks stay alive, so their memory must stay theirs
+        with credo.capture(model) as stats:
+            model(x).square().mean().backward()
+        kept.append(stats)
+    for stats, square in zip(kept, expected, strict=True):
+        assert torch.equal(stats.squares[model.weight], square)
