@@ -20,6 +20,18 @@ def test_what_was_given_back_is_lent_once() -> None:
     assert lend((7, 11), like).data_ptr() != first.data_ptr()
 
 
+def test_the_memory_of_a_block_is_free_with_its_statistics() -> None:
+    """At once, not when the garbage collector comes."""
+    model, x = torch.nn.Linear(9, 5), torch.ones(8, 9)
+    places = set()
+    for _ in range(4):
+        with credo.capture(model) as stats:
+            model(x).square().mean().backward()
+        places.add(stats.raw(model.weight).data_ptr())
+        del stats
+    assert len(places) == 1
+
+
 def test_parts_of_tensors_are_not_taken() -> None:
     whole = torch.zeros(5, 13)
     give_back([whole[:2]])

@@ -1,6 +1,6 @@
 """What the backward passes of one block said about each parameter."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
@@ -10,12 +10,13 @@ from credo.curvature.ledger import Ledger
 class Squares(Mapping[Tensor, Tensor]):
     """Parameter → Σᵢ gᵢ²; only the parameters that the loss reached are in it."""
 
-    def __init__(self, ledger: Ledger, factor: Callable[[], float]):
-        self._ledger, self._factor = ledger, factor
+    def __init__(self, ledger: Ledger, reduction: str, scale: float):
+        # Not a method of `Statistics`: the circle would keep the squares until the garbage collector comes.
+        self._ledger, self._reduction, self._scale = ledger, reduction, scale
 
     def __getitem__(self, parameter: Tensor) -> Tensor:
         try:
-            return self._ledger.squares[id(parameter)] * self._factor()
+            return self._ledger.squares[id(parameter)] * factor(self._ledger, self._reduction, self._scale)
         except KeyError:
             raise KeyError("the loss did not reach this parameter, or it was not watched") from None
 
@@ -33,7 +34,7 @@ class Statistics:
 
     def __init__(self, ledger: Ledger, reduction: str, scale: float):
         self._ledger, self._reduction, self._scale = ledger, reduction, scale
-        self.squares: Mapping[Tensor, Tensor] = Squares(ledger, lambda: self.factor)
+        self.squares: Mapping[Tensor, Tensor] = Squares(ledger, reduction, scale)
 
     @property
     def examples(self) -> int:
@@ -42,9 +43,13 @@ class Statistics:
     @property
     def factor(self) -> float:
         """Σᵢ gᵢ² = factor·Σᵢ rᵢ², rᵢ what example i sent back: gᵢ/M under a mean, times the loss scale."""
-        share = self.examples if self._reduction == "mean" else 1
-        return (share / self._scale) ** 2
+        return factor(self._ledger, self._reduction, self._scale)
 
     def raw(self, parameter: Tensor) -> Tensor | None:
         """Σᵢ rᵢ² itself, not a copy; None for a parameter that the loss did not reach."""
         return self._ledger.squares.get(id(parameter))
+
+
+def factor(ledger: Ledger, reduction: str, scale: float) -> float:
+    share = ledger.examples if reduction == "mean" else 1
+    return (share / scale) ** 2
