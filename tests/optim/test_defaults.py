@@ -1,4 +1,4 @@
-"""The damping and the learning rate that VOGN and OGN take by themselves."""
+"""The damping and the learning rate that methods take by themselves."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 
 import credo
 
-METHODS = [credo.VOGN, credo.OGN]
+METHODS = [(credo.VOGN, 1), (credo.OGN, 1), (credo.KFAC, 2), (credo.NoisyKFAC, 2)]  # with α·20/γ
 
 
 def numbers(method, **given):
@@ -15,7 +15,7 @@ def numbers(method, **given):
     return group["lr"], group["damping"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "step"), METHODS)
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -28,8 +28,10 @@ def numbers(method, **given):
         ({"data_size": 300, "damping": 0.0}, (0.05, 0.0)),
     ],
 )
-def test_the_rule(method, given, expected):
-    assert numbers(method, **given) == pytest.approx(expected, rel=1e-12)
+def test_the_rule(method, step, given, expected):
+    lr, damping = expected
+    lr = lr if "lr" in given else step * lr
+    assert numbers(method, **given) == pytest.approx((lr, damping), rel=1e-12)
 
 
 @pytest.mark.parametrize("data_size", [1, 30, 1000, 10**6])
@@ -39,7 +41,8 @@ def test_the_noise_is_never_larger_than_the_rule_says(data_size):
     assert max(v.max().sqrt().item() for v in optimizer.posterior().variance.values()) <= 1 / math.sqrt(300)
 
 
-def test_few_data_are_learnt_with_the_defaults():
+@pytest.mark.parametrize("method", [method for method, _ in METHODS])
+def test_few_data_are_learnt_with_the_defaults(method):
     """30 examples of two classes: at a damping of 0.03 the noise, sd 1, would drown everything."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(30, 5, generator=generator)
@@ -47,7 +50,7 @@ def test_few_data_are_learnt_with_the_defaults():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(5, 20), torch.nn.Tanh(), torch.nn.Linear(20, 2))
-    optimizer = credo.VOGN(model, data_size=30)
+    optimizer = method(model, data_size=30)
     for _ in range(300):
         optimizer.step(lambda: torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
     prediction = credo.predict(model, optimizer.posterior(), x, samples=20)

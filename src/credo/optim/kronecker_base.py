@@ -23,6 +23,7 @@ from credo.curvature.factors import SHARINGS
 from credo.curvature.kronecker import LayerSums, layer_name
 from credo.errors import InvalidValue, UnsupportedOperation
 from credo.optim import arguments
+from credo.optim.defaults import KRONECKER_STEP, rate_and_damping
 from credo.optim.factor_blocks import is_due
 from credo.optim.gathered_factors import GatheredFactors
 from credo.optim.gathering import Gathered
@@ -48,14 +49,14 @@ class KroneckerOptimizer(KroneckerState):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor,
+        lr: float | Tensor | None,
         *,
         data_size: float,
         momentum: float,
         ema_rate: float,
         prior_precision: float,
         prior: Posterior | None,
-        damping: float,
+        damping: float | None,
         damping_form: str,
         tempering: float,
         mc_samples: int,
@@ -68,6 +69,9 @@ class KroneckerOptimizer(KroneckerState):
         seed: int,
         shared_noise: bool,
     ):
+        size = arguments.whole("data_size", data_size, 1)
+        rho = arguments.number("augmentation", augmentation, 1, math.inf)
+        lr, damping = rate_and_damping(lr, damping, size * rho, KRONECKER_STEP)
         defaults = {
             "lr": arguments.learning_rate(lr),  # α
             "momentum": momentum,  # β₁
@@ -77,8 +81,8 @@ class KroneckerOptimizer(KroneckerState):
             "tempering": tempering,  # τ
         }
         settings = {
-            "data_size": arguments.whole("data_size", data_size, 1),  # N
-            "augmentation": arguments.number("augmentation", augmentation, 1, math.inf),  # ρ
+            "data_size": size,  # N
+            "augmentation": rho,  # ρ
             "mc_samples": arguments.whole("mc_samples", mc_samples, 1),  # K
             "factor_interval": arguments.whole("factor_interval", factor_interval, 1),  # T_f
             "inverse_interval": arguments.whole("inverse_interval", inverse_interval, 1),  # T_i

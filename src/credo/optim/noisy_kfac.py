@@ -47,14 +47,14 @@ class NoisyKFAC(KroneckerOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 3e-3,  # α
+        lr: float | Tensor | None = None,  # α; None: γ/10
         *,
         data_size: float,  # N
         momentum: float = 0.9,  # β₁
         ema_rate: float = 0.1,  # β₂
         prior_precision: float = 1.0,  # δ
         prior: Posterior | None = None,
-        damping: float = 3e-2,  # γ
+        damping: float | None = None,  # γ; None: max(0.03, 300/N)
         damping_form: str = "eigen",
         tempering: float = 1.0,  # τ
         mc_samples: int = 1,  # K
