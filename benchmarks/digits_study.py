@@ -3,7 +3,8 @@
 Fixed before any run: eight settings a method, 300 training images, 100 epochs. For each method the setting with the
 lowest NLL on validation images, averaged over three random splits of the data, is trained anew on ten other splits and
 scored on their test images. A split's validation and test images are never trained on; the digits 8 and 9 are
-unfamiliar throughout. Prints the choice, then means over the ten splits with their standard errors.
+unfamiliar throughout. Prints the choice, then means over the ten splits with their standard errors; then, split by
+split, how much each method's numbers lie above VOGN's.
 """
 
 import argparse
@@ -86,17 +87,27 @@ def best(settings: list[Training]) -> Training:
     return settings[losses.index(min(losses))]
 
 
+def mean_and_error(values: list[float]) -> str:
+    return f"{statistics.mean(values):+.4f} ± {statistics.stdev(values) / math.sqrt(len(values)):.4f}"
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
+    results: dict[str, list[Mapping[str, float]]] = {}
     for method, settings in GRIDS.items():
         print(method, flush=True)
         chosen = best(settings)
-        results = [scores(chosen, number, tuning=False) for number in TEST_SPLITS]
+        results[method] = [scores(chosen, number, tuning=False) for number in TEST_SPLITS]
         print(f"  chosen: {dict(chosen.settings)} {dict(chosen.model_options)}")
         for measure in MEASURES:
-            values = [result[measure] for result in results]
-            error = statistics.stdev(values) / math.sqrt(len(values))
-            print(f"  {measure:20s} {statistics.mean(values):.4f} ± {error:.4f}", flush=True)
+            print(f"  {measure:20s} {mean_and_error([result[measure] for result in results[method]])}")
+    for method in ("Adam", "MC-dropout"):
+        print(f"{method} − VOGN")
+        for measure in MEASURES:
+            pairs = zip(results[method], results["VOGN"], strict=True)
+            print(
+                f"  {measure:20s} {mean_and_error([other[measure] - own[measure] for other, own in pairs])}"
+            )
 
 
 if __name__ == "__main__":
