@@ -48,7 +48,7 @@ ROWS: Final = (
     ContinualRow("vcl", VCL, VCL_ON_CPU, published=0.93),
     ContinualRow("ewc", EWC, replace(EWC, epochs=10), published=0.84),
     ContinualRow("adam", ADAM, replace(ADAM, epochs=10)),
-    ContinualRow("joint", JOINT, replace(JOINT, epochs=3)),
+    ContinualRow("joint", JOINT, replace(JOINT, epochs=10)),
 )
 
 PERMUTED_MNIST: Final = ContinualRecipe(

@@ -9,7 +9,7 @@ SHEET: Final = """
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 72rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+main { max-width: 88rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .5rem; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; }
 p, figcaption, dd { max-width: 60rem; }
@@ -17,8 +17,8 @@ p, nav, details, figcaption { color: var(--soft); font-size: .9rem; }
 a { color: inherit; }
 nav ul { padding-left: 1.2rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th, td { padding: .35rem .7rem; text-align: right; }
+table { border-collapse: collapse; font-size: .8125rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th, td { padding: .35rem .5rem; text-align: right; }
 thead th { border-bottom: 2px solid var(--rule); white-space: normal; vertical-align: bottom; }
 tbody th, td.who, thead th:first-child { text-align: left; }
 tr.ours th, tr.ours td { border-top: 1px solid var(--rule); }
