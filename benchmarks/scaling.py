@@ -1,0 +1,184 @@
+"""A cost model of training over many processes, fitted on 1, 2 and 4 of them: `python -m benchmarks.scaling`.
+
+A step of P processes with m examples each costs
+
+    t = a + b·m  +  l + 2(P − 1)/P · bytes / W          compute, fitted on one process; message, fitted on 2 and 4
+
+(a ring all-reduce of the message: VOGN's has two numbers a parameter, Adam's one). Printed: the fit, what it predicts
+for steps that were not used for the fit beside what those take, and the arithmetic for the paper's 128 GPUs and for
+1,024, whose inputs are the published epochs and networks' bandwidths, not measurements of ours.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import credo
+from credo.models import ResNet18
+
+BATCHES, RANKS, SHARE = (8, 16, 32, 64), (2, 4), 32
+MESSAGES = (100_000, 700_000, 1_400_000, 5_600_000)  # float32 numbers; ResNet-18 w16 has 0.7 M parameters
+CORES = os.cpu_count() or 1
+Step = Callable[[], object]
+
+
+def make_step(method: str, examples: int, ddp: bool = False) -> Step:
+    torch.manual_seed(0)
+    model = ResNet18(stem="cifar", width=16)
+    x, y = torch.randn(examples, 3, 32, 32), torch.randint(0, 10, (examples,))
+    if method == "vogn":
+        vogn = credo.VOGN(model, data_size=50_000, lr=1e-9)
+
+        def closure() -> torch.Tensor:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        return lambda: vogn.step(closure)
+    net: nn.Module = DistributedDataParallel(model) if ddp else model
+    adam = torch.optim.Adam(model.parameters(), lr=1e-9)
+
+    def step() -> None:
+        adam.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        adam.step()
+
+    return step
+
+
+def median_seconds(step: Step, rounds: int) -> float:
+    """Of `rounds` steps after three of warm-up; among several ranks all start a step together."""
+    times = []
+    for k in range(rounds + 3):
+        if dist.is_initialized():
+            dist.barrier()
+        start = time.perf_counter()
+        step()
+        if k >= 3:
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+@dataclass(frozen=True)
+class Line:
+    """seconds = start + slope · size"""
+
+    start: float
+    slope: float
+
+    def __call__(self, size: float) -> float:
+        return self.start + self.slope * size
+
+    @staticmethod
+    def through(points: list[tuple[float, float]]) -> "Line":
+        """Least squares of *relative* errors: the points span two orders of magnitude."""
+        x = torch.tensor([[1.0, size] for size, _ in points], dtype=torch.float64)
+        y = torch.tensor([seconds for _, seconds in points], dtype=torch.float64)
+        solution = torch.linalg.lstsq(x / y[:, None], torch.ones(len(points), 1, dtype=torch.float64))
+        return Line(*(float(value) for value in solution.solution))
+
+
+def on_ranks(size: int, task: Callable[[], Any]) -> Any:
+    """What `task` returns on rank 0 of `size` processes with gloo, one thread each."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        processes = [
+            context.Process(target=work, args=(rank, size, store, task, sender)) for rank in range(size)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            return receiver.recv() if receiver.poll(300) else None
+        finally:
+            for process in processes:
+                process.join(20)
+                process.kill()
+
+
+def work(rank: int, size: int, store: str, task: Callable[[], Any], sender: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    found = task()
+    if rank == 0:
+        sender.send(found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def messages_and_steps() -> tuple[list[tuple[float, float]], dict[str, float]]:
+    """(bytes, seconds) of all-reduces, and whole steps; on every rank alike."""
+    found = []
+    for numbers in MESSAGES:
+        flat = torch.zeros(numbers)
+        found.append((4.0 * numbers, median_seconds(lambda flat=flat: dist.all_reduce(flat), 20)))  # type: ignore[misc]
+    steps = {"VOGN": make_step("vogn", SHARE), "DDP Adam": make_step("adam", SHARE, ddp=True)}
+    return found, {name: median_seconds(step, 12) for name, step in steps.items()}
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    torch.set_num_threads(1)
+    compute = {
+        name: Line.through([(m, median_seconds(make_step(method, m), 8)) for m in BATCHES])
+        for name, method in (("VOGN", "vogn"), ("DDP Adam", "adam"))
+    }
+    for name, line in compute.items():
+        print(
+            f"compute, {name}: {1e3 * line.start:.1f} ms + {1e3 * line.slope:.2f} ms an example", flush=True
+        )
+    parameters = sum(p.numel() for p in ResNet18(stem="cifar", width=16).parameters())
+    sizes = {"VOGN": 8.0 * parameters, "DDP Adam": 4.0 * parameters}
+    for ranks in RANKS:
+        points, steps = on_ranks(ranks, messages_and_steps)
+        share = 2 * (ranks - 1) / ranks
+        message = Line.through([(share * size, seconds) for size, seconds in points])
+        print(
+            f"{ranks} ranks, message: {1e3 * message.start:.2f} ms + bytes / {1e-9 / message.slope:.2f} GB/s"
+        )
+        crowd = max(1.0, ranks / CORES)  # processes that share a core take turns
+        for name, seconds in steps.items():
+            guess = crowd * compute[name](SHARE) + message(share * sizes[name])
+            print(
+                f"  {name}, {SHARE} examples a rank: {1e3 * seconds:.0f} ms, model {1e3 * guess:.0f} ms",
+                flush=True,
+            )
+    arithmetic()
+
+
+IMAGES, BATCH, PARAMETERS = 1_281_167, 4096, 11_689_512  # ImageNet, the paper's minibatch, ResNet-18
+PUBLISHED = {"Adam": 44.0, "VOGN": 76.0}  # seconds an epoch on 128 GPUs
+COMPUTE = (1.0, 1.15)  # VOGN's compute in units of Adam's: the range measured here, on CPUs (docs/speed.md)
+BANDWIDTHS = (1.5e9, 12.5e9)  # bytes a second for each rank: shared 10 Gbit Ethernet, 100 Gbit InfiniBand
+
+
+def arithmetic() -> None:
+    """No measurement: the published step of Adam, our ratio of compute, and the extra bytes over a given network."""
+    for ranks in (128, 1024):
+        steps = IMAGES / (BATCH / 128 * ranks)
+        adam = PUBLISHED["Adam"] / (IMAGES / BATCH)  # 32 examples a rank, whatever their number
+        extra = [2 * (ranks - 1) / ranks * 4 * PARAMETERS / speed for speed in BANDWIDTHS]
+        low, high = steps * (adam * COMPUTE[0] + extra[1]), steps * (adam * COMPUTE[1] + extra[0])
+        print(
+            f"{ranks} ranks, {steps:.0f} steps an epoch: Adam {steps * adam:.1f} s, VOGN {low:.1f} to {high:.1f} s"
+        )
+    print(f"published, 128 ranks: Adam {PUBLISHED['Adam']:.0f} s, VOGN {PUBLISHED['VOGN']:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
