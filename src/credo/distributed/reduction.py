@@ -7,35 +7,68 @@ from torch import Tensor
 
 from credo.distributed.world import World
 
+Cuts = Sequence[Sequence[slice]]  # [rank][tensor]: the elements that a rank wants the sums of
+
 
 class Row:
-    """Tensors side by side in one flat buffer, each multiplied by its rank's weight, added over the ranks.
+    """Flat tensors side by side in one buffer, each multiplied by its rank's weight, added over the ranks.
 
-    A tensor that a rank does not have counts as zeros; which ones nobody has is known afterwards.
+    A tensor that a rank does not have counts as zeros; which ones nobody has is known afterwards. With `cuts` a rank
+    has the sums of its own elements only: the tensors then go by a reduce-scatter, the numbers by themselves.
     """
 
-    def __init__(self, world: World, numbers: Sequence[float], shapes: Sequence[torch.Size], like: Tensor):
-        self._world, self._count, self._shapes = world, len(numbers), shapes
-        sizes = [shape.numel() for shape in shapes]
-        self._flat = like.new_zeros(len(numbers) + len(shapes) + sum(sizes))
-        self._numbers, self._present, rest = torch.split(self._flat, [len(numbers), len(shapes), sum(sizes)])
-        self._parts = torch.split(rest, sizes)
-        self._numbers.copy_(torch.tensor(numbers, dtype=torch.float64))
+    def __init__(
+        self,
+        world: World,
+        numbers: Sequence[float],
+        sizes: Sequence[int],
+        cuts: Cuts | None,
+        like: Tensor,
+    ):
+        self._world, self._count, self._is_cut = world, len(numbers), cuts is not None
+        self._cuts = [[slice(0, size) for size in sizes]] if cuts is None else cuts
+        self._lengths = [[part.stop - part.start for part in parts] for parts in self._cuts]
+        self._longest = max(map(sum, self._lengths))
+        heads = len(numbers) + len(sizes)
+        self._flat = like.new_zeros(heads + len(self._cuts) * self._longest)
+        self._heads, self._body = self._flat[:heads], self._flat[heads:]
+        self._heads[: self._count].copy_(torch.tensor(numbers, dtype=torch.float64))
+        self._places = self._find_places(len(sizes))
+
+    def _find_places(self, tensors: int) -> list[list[tuple[slice, int]]]:
+        """[tensor] → which of its elements go where in the body; nothing for ranks that want none of it."""
+        places: list[list[tuple[slice, int]]] = [[] for _ in range(tensors)]
+        for rank, (parts, lengths) in enumerate(zip(self._cuts, self._lengths, strict=True)):
+            start = rank * self._longest
+            for k, length in enumerate(lengths):
+                if length:
+                    places[k].append((parts[k], start))
+                    start += length
+        return places
 
     def put(self, tensors: Sequence[Tensor | None], weights: Sequence[float]) -> None:
         for k, (tensor, weight) in enumerate(zip(tensors, weights, strict=True)):
             if tensor is not None:
-                self._present[k] = 1
+                self._heads[self._count + k] = 1
                 if weight:  # else NaN · 0 of an empty share would spoil the sum
-                    self._parts[k].copy_(tensor.reshape(-1)).mul_(weight)
+                    self._put(k, tensor, weight)
+
+    def _put(self, k: int, tensor: Tensor, weight: float) -> None:
+        for part, start in self._places[k]:
+            own = tensor[part]
+            self._body[start : start + len(own)].copy_(own).mul_(weight)
 
     def add(self) -> tuple[list[float], list[Tensor | None]]:
-        """The sums of the numbers and of the tensors; None where no rank had one."""
-        self._world.add_(self._flat)
-        heads = self._flat[: self._count + len(self._shapes)].tolist()
+        """The sums of the numbers and of the tensors, flat; None where no rank had one."""
+        if self._is_cut:
+            self._world.add_(self._heads)
+            body, lengths = self._world.add_shares(self._body), self._lengths[self._world.rank]
+        else:
+            self._world.add_(self._flat)
+            body, lengths = self._body, self._lengths[0]
+        sums = torch.split(body[: sum(lengths)], lengths)
+        heads: list[float] = self._heads.tolist()
         present = heads[self._count :]
-        sums = [
-            part.view(shape) if there else None
-            for part, shape, there in zip(self._parts, self._shapes, present, strict=True)
+        return heads[: self._count], [
+            part if there else None for part, there in zip(sums, present, strict=True)
         ]
-        return heads[: self._count], sums

@@ -1,7 +1,7 @@
 """Who takes part: the processes of `torch.distributed`, or this one alone."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,36 @@ class World:
         """Σ over the ranks, in place, the same bits on all."""
         if not self.alone:
             dist.all_reduce(tensor, group=self.group)
+
+    def all(self, mine: bool) -> bool:
+        """Whether it is so on every rank."""
+        if self.alone:
+            return mine
+        against = torch.tensor([0.0 if mine else 1.0], device=self._device())
+        self.add_(against)
+        return not bool(against)
+
+    def add_shares(self, row: Tensor) -> Tensor:
+        """Σ over the ranks of this rank's part of a row, which is `size` equal parts long."""
+        if self.alone:
+            return row
+        own = row.new_empty(row.numel() // self.size)
+        _reduce_scatter(own, row, group=self.group)
+        return own
+
+    def exchange_(self, rows: Sequence[Sequence[Tensor]]) -> None:
+        """rows[r], which all ranks have memory for, take rank r's values on all of them, bit for bit: one message."""
+        lengths = [sum(_bytes(tensor) for tensor in row) for row in rows]
+        if self.alone or not any(lengths):
+            return
+        device = next(tensor.device for row in rows for tensor in row)
+        own = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
+        _through(own, rows[self.rank], lambda place, tensor: place.copy_(tensor))
+        everybody = own.new_empty(self.size * len(own))
+        _all_gather(everybody, own, group=self.group)
+        for rank, row in enumerate(rows):
+            if rank != self.rank:
+                _through(everybody[rank * len(own) :], row, lambda place, tensor: tensor.copy_(place))
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Rank 0's values for all, one message for each dtype and device."""
@@ -66,6 +96,26 @@ class World:
 
 
 ALONE = World(0, 1)
+ALIGNED = 8  # bytes: in a row of several types each number must lie where one of its type may
+# Torch has been renaming these.
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or getattr(
+    dist, "reduce_scatter_tensor", None
+)
+_all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+
+
+def _bytes(tensor: Tensor) -> int:
+    size = tensor.numel() * tensor.element_size()
+    return size + -size % ALIGNED
+
+
+def _through(row: Tensor, tensors: Sequence[Tensor], move: Callable[[Tensor, Tensor], object]) -> None:
+    """Moves between bytes and the tensors that lie there one after the other."""
+    start = 0
+    for tensor in tensors:
+        end = start + tensor.numel() * tensor.element_size()
+        move(row[start:end].view(tensor.dtype).view(tensor.shape), tensor.detach())
+        start += _bytes(tensor)
 
 
 def world(group: Any = None) -> World:

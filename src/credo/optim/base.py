@@ -8,7 +8,7 @@ last step have collected into one update.
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
@@ -21,11 +21,11 @@ from credo.errors import CallOrderError, EmptyBatch
 from credo.kernels.update import all_finite
 from credo.optim import arguments, checkpoints, checks
 from credo.optim.gathering import Gathered, Seen
-from credo.optim.groups import parameter_groups
+from credo.optim.groups import parameter_groups, parameter_names
 from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
 from credo.optim.sampling import MeanKeeper
-from credo.optim.sharing import add_up, gradient_slot
+from credo.optim.shards import Shards, whole
 from credo.posterior import Posterior
 
 
@@ -41,6 +41,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     _left: checks.Left  # what the last step left in .grad
     _warned: bool
     _world: World
+    _shards: Shards
     _kept: tuple[str, ...] = ()  # further attributes that copies have too
 
     def __init__(self, params: Any, defaults: dict[str, Any], settings: dict[str, Any]):
@@ -66,6 +67,10 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     @abstractmethod
     def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
         """The update itself, from finite numbers, each with the loss scale still in it."""
+
+    @abstractmethod
+    def _uncertain(self) -> Sequence[object]:
+        """What samples are drawn from; ranks that have parts of it put them together here."""
 
     @abstractmethod
     def posterior(self) -> Posterior:
@@ -143,9 +148,13 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         loss = None if closure is None else self._run_share(closure)
         if self._world.alone or self._gathered.samples:
             checks.require_samples(self._gathered, self.settings["mc_samples"])
-        with torch.no_grad():
-            loss = self._share(loss)
+        if self._shards.must_catch_up:
+            self._uncertain()
+        parameters = self._trainable()
+        with torch.no_grad(), self._shards.standing_in(self):
+            loss = self._gathered.share(self._shards, parameters, self.settings, self.counters, loss)
             self._update_or_refuse(loss)
+        self._left = checks.left_behind(parameters)
         return loss
 
     def _run_share(self, closure: Callable[[], Tensor]) -> Tensor | None:
@@ -157,26 +166,6 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
                 raise
             self._gathered = self._nothing_gathered()
             return None
-
-    def _share(self, loss: Tensor | None) -> Tensor | None:
-        """Every rank's sums become those of the whole batch; the loss is then the mean over all examples."""
-        if self._world.alone:
-            return loss
-        gathered, parameters = self._gathered, self._trainable()
-        at_once = gathered.vectorized or bool(self.settings.get("vectorized"))
-        mean_loss = self.settings["reduction"] == "mean" or at_once
-        counted = add_up(
-            self._world,
-            parameters,
-            [gradient_slot(p, mean_loss) for p in parameters] + gathered.slots(parameters, mean_loss),
-            gathered.examples / max(gathered.samples, 1),
-            None if loss is None else float(loss),
-            self.counters,
-        )
-        gathered.vectorized, gathered.samples = at_once, 1 if at_once else self.settings["mc_samples"]
-        gathered.examples = round(counted.examples * gathered.samples)
-        self.counters["draws"] = counted.draws
-        return parameters[0].new_tensor(counted.loss) if loss is None else loss.new_tensor(counted.loss)
 
     @final
     def _run_in_turn(self, closure: Callable[[], Tensor]) -> Tensor:
@@ -191,18 +180,19 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     def _update_or_refuse(self, loss: Tensor | None) -> None:
         gathered, self._gathered = self._gathered, self._nothing_gathered()
         scales = checks.loss_scales(self, gathered.scale)
-        numbers = [p.grad for p in self._trainable() if p.grad is not None]
+        parameters = self._trainable()
+        numbers = [p.grad for p in parameters if p.grad is not None]
         numbers += [] if loss is None else [loss]
-        if all_finite([*numbers, *gathered.tensors()]):
+        if self._shards.all(all_finite([*numbers, *gathered.tensors(parameters)])):
             self._update(gathered, *scales)
             self.counters["step"] += 1
             self.counters["refused_in_a_row"] = 0
         else:
             checks.count_refused(self.counters)
-        self._left = checks.left_behind(self._trainable())
 
     # State
 
+    @whole()
     def state_dict(self) -> dict[str, Any]:
         """torch's, with credo's settings and counters; plain numbers and tensors only."""
         self._refuse_inside("save")
@@ -210,7 +200,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         saved["credo"] = {
             "version": checkpoints.VERSION,
             "method": type(self).__name__,
-            "settings": dict(self.settings),
+            "settings": {name: value for name, value in self.settings.items() if name != "sharded"},
             "counters": dict(self.counters),
         }
         return saved
@@ -224,17 +214,19 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self.settings.update(state_dict["credo"]["settings"])
         self.counters.update(state_dict["credo"]["counters"])
         self._start_afresh()
+        self._shards.cut_state(self)
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("copy")
-        own = {"settings": dict(self.settings), "counters": dict(self.counters)}
+        own = {"settings": dict(self.settings), "counters": dict(self.counters), "_shards": self._shards}
         return {**super().__getstate__(), **own, **{name: getattr(self, name) for name in self._kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if not hasattr(self, "_module"):  # a copy does not know the module, only its parameters
-            self._module = None
+            self._module, held = None, self._shards
             self._start_afresh()
+            held.refuse_another_part(self._shards)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """torch's; refuses misspelt options and values out of range."""
@@ -260,6 +252,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self._warned = False
         self._keeper = MeanKeeper()
         self._world = world()
+        self._shards = Shards(self._world, bool(self.settings.get("sharded")))
 
     def _stream(self) -> int:
         """The number of the next draw among all ranks'; ranks share one row of samples if they are asked to."""
@@ -271,13 +264,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
 
     def names(self) -> dict[int, str]:
         """id → name; parameters that came without names are numbered."""
-        named: dict[int, str] = {}
-        for group in self.param_groups:
-            for k, p in enumerate(group["params"]):
-                named[id(p)] = (
-                    group["param_names"][k] if "param_names" in group else f"parameter_{len(named)}"
-                )
-        return named
+        return parameter_names(self.param_groups)
 
     def _subjects(self, parameters: list[Tensor]) -> Subjects:
         module, names = self._module_now(), self.names()

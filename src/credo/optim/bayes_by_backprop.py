@@ -26,6 +26,7 @@ from credo.optim.gathering import Gathered
 from credo.optim.inner import Build, Inner, Moved, adam
 from credo.optim.priors import take_prior
 from credo.optim.reparameterisation import Reparameterised, Uncertain
+from credo.optim.shards import WIDTHS, whole
 from credo.posterior import DiagonalPosterior, Posterior
 from credo.posterior.gaussian import kl_terms, total
 
@@ -78,6 +79,7 @@ class BayesByBackprop(BayesianOptimizer):
     initial_log_variance: where log σ² starts; None: at the prior's.
     initial_mean_sd: draws μ anew from N(0, sd²), the paper's 0.1 say; None keeps the model's own initialisation.
     mc_samples: K samples of all layers a step, each on the whole minibatch.
+    shared_noise, sharded: as for `VOGN`, among several processes; `sharded` needs an inner that moves weight by weight.
     """
 
     _kept = ("_inner",)
@@ -100,6 +102,7 @@ class BayesByBackprop(BayesianOptimizer):
         reduction: str = "mean",
         seed: int = 0,
         shared_noise: bool = False,
+        sharded: bool = False,
     ):
         defaults = {
             "lr": arguments.learning_rate(lr),
@@ -115,6 +118,7 @@ class BayesByBackprop(BayesianOptimizer):
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
             "shared_noise": bool(shared_noise),
+            "sharded": bool(sharded),
         }
         if initial_log_variance is not None:
             arguments.number("initial_log_variance", initial_log_variance, *LOG_VARIANCES)
@@ -125,6 +129,8 @@ class BayesByBackprop(BayesianOptimizer):
             take_prior(self, prior)
         self._inner = Inner(inner, [self._inner_group(group) for group in self.param_groups])
         settings["inner"] = self._inner.method
+        if sharded:
+            self._inner.require_elementwise("sharded=True")
         if initial_mean_sd is not None:
             self._initialise_means(initial_mean_sd)
 
@@ -155,6 +161,10 @@ class BayesByBackprop(BayesianOptimizer):
         return GatheredVariances()
 
     def _uncertain(self) -> list[Uncertain]:
+        with self._shards.drawing(self):
+            return self._leaves()
+
+    def _leaves(self) -> list[Uncertain]:
         """Every trainable parameter that has a variance; its number among all parameters is that of its noise."""
         names, places = self.names(), {p: k for k, p in enumerate(self._all())}
         found = [
@@ -251,12 +261,13 @@ class BayesByBackprop(BayesianOptimizer):
     # What is believed
 
     @torch.no_grad()
+    @whole(WIDTHS)
     def posterior(self) -> DiagonalPosterior:
         """N(μ, diag σ²)."""
         self._refuse_inside("take the posterior")
         names, first = self.names(), self.param_groups[0]
         mean = {names[id(p)]: p.detach() for p in self._trainable()}
-        variance = {u.name: u.variance for u in self._uncertain()}
+        variance = {u.name: u.variance for u in self._leaves()}
         metadata = {
             "method": type(self).__name__,
             "data_size": self.settings["data_size"],
@@ -268,6 +279,7 @@ class BayesByBackprop(BayesianOptimizer):
         return DiagonalPosterior(mean, variance, metadata)
 
     @torch.no_grad()
+    @whole()
     def kl(self) -> Tensor:
         """KL(q‖p), summed over all weights, in nats; the objective has τ/N times it."""
         terms = []

@@ -10,7 +10,7 @@ from torch import Tensor
 from credo.curvature.kronecker import FactorStatistics, LayerSums
 from credo.errors import CallOrderError
 from credo.optim.gathering import Gathered, Seen
-from credo.optim.sharing import Slot
+from credo.optim.sharing import Slot, table_slot
 
 
 @dataclass(frozen=True)
@@ -78,33 +78,24 @@ class GatheredFactors(Gathered):
         self.fresh = True
         layers = [known[id(p)] for p in parameters if id(p) in known]
         return [slot for e in layers for slot in self._layer_slots(e)] + [
-            self._square_slot(p) for p in parameters
+            table_slot(self.squares, p, True) for p in parameters
         ]
 
     def _layer_slots(self, layer: Expected) -> list[Slot]:
         own = self.layers.get(id(layer.weight))
 
-        def take_inputs(total: Tensor | None) -> None:
-            if total is not None:
-                empty = total.new_zeros(layer.outputs)
-                self.layers[id(layer.weight)] = LayerSums(layer.weight, layer.bias, total, empty)
+        def take_inputs(weight: Tensor, total: Tensor) -> None:
+            empty = total.new_zeros(layer.outputs)
+            self.layers[id(weight)] = LayerSums(weight, layer.bias, total, empty)
 
-        def take_outputs(total: Tensor | None) -> None:
-            if total is not None:
-                self.layers[id(layer.weight)].outputs = total
+        def take_outputs(weight: Tensor, total: Tensor) -> None:
+            self.layers[id(weight)].outputs = total
 
         return [
-            Slot(layer.inputs, None if own is None else own.inputs, True, take_inputs),
-            Slot(layer.outputs, None if own is None else own.outputs, True, take_outputs),
+            Slot(layer.inputs, None if own is None else own.inputs, True, layer.weight, take_inputs),
+            Slot(layer.outputs, None if own is None else own.outputs, True, layer.weight, take_outputs),
         ]
 
-    def _square_slot(self, p: Tensor) -> Slot:
-        def take(total: Tensor | None) -> None:
-            if total is not None:
-                self.squares[id(p)] = total
-
-        return Slot(p.shape, self.squares.get(id(p)), True, take)
-
-    def tensors(self) -> Iterable[Tensor]:
+    def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
         factors = [factor for sums in self.layers.values() for factor in (sums.inputs, sums.outputs)]
         return [*factors, *self.squares.values(), *self._norms]

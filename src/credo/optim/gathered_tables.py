@@ -19,12 +19,11 @@ class GatheredTable(Gathered):
     def __init__(self) -> None:
         super().__init__()
         self.table: dict[int, Tensor] = {}
-        self._parameters: Sequence[Tensor] = ()
         self._counted = True
 
     @final
     def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
-        self._parameters, self._counted = parameters, self._counted and seen.counted
+        self._counted = self._counted and seen.counted
         self._add_to_table(seen)
 
     @abstractmethod
@@ -38,13 +37,12 @@ class GatheredTable(Gathered):
                 "the number of examples cannot be read from the operations of this model, and ranks are weighed by "
                 "it. Train in one process."
             )
-        self._parameters = parameters
         return [table_slot(self.table, p, mean_loss) for p in parameters]
 
     @final
-    def tensors(self) -> Iterable[Tensor]:
+    def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
         """Norms: the updates square these numbers, and what overflows there would stay for ever."""
-        numbers = [*self._gradients(self._parameters), *self.table.values()]
+        numbers = [*self._gradients(parameters), *self.table.values()]
         return torch._foreach_norm(numbers) if numbers else ()
 
     @abstractmethod

@@ -1,13 +1,14 @@
 """What the samples since the last update have said: how many there were, and sums over them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Protocol, final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, final
 
 from torch import Tensor
 
 from credo.curvature.statistics import Statistics
-from credo.optim.sharing import Slot
+from credo.optim.shards import Shards
+from credo.optim.sharing import Slot, add_up, gradient_slot, table_slot
 
 
 class Seen(Protocol):
@@ -39,6 +40,33 @@ class Gathered(ABC):
         self.examples += seen.examples
         self.scale = scale
 
+    @final
+    def share(
+        self,
+        shards: Shards,
+        parameters: Sequence[Tensor],
+        settings: Mapping[str, Any],
+        counters: dict[str, int],
+        loss: Tensor | None,
+    ) -> Tensor | None:
+        """Every rank's sums become those of the whole batch; the loss is then the mean over all examples."""
+        if shards.world.alone:
+            return loss
+        at_once = self.vectorized or bool(settings.get("vectorized"))
+        mean_loss = settings["reduction"] == "mean" or at_once
+        counted = add_up(
+            shards,
+            parameters,
+            [gradient_slot(p, mean_loss) for p in parameters] + self.slots(parameters, mean_loss),
+            self.examples / max(self.samples, 1),
+            None if loss is None else float(loss),
+            counters,
+        )
+        self.vectorized, self.samples = at_once, 1 if at_once else settings["mc_samples"]
+        self.examples = round(counted.examples * self.samples)
+        counters["draws"] = counted.draws
+        return parameters[0].new_tensor(counted.loss) if loss is None else loss.new_tensor(counted.loss)
+
     @abstractmethod
     def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
         """Adds what this method wants to know of one sample."""
@@ -48,8 +76,8 @@ class Gathered(ABC):
         """What the ranks of a world must add up, beside the gradients; the same places on all of them."""
 
     @abstractmethod
-    def tensors(self) -> Iterable[Tensor]:
-        """Everything that must be finite."""
+    def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
+        """Everything that must be finite, beside the gradients of the parameters."""
 
 
 @final
@@ -83,21 +111,12 @@ class GatheredSquares(Gathered):
     def slots(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Slot]:
         """ĥ, which is a mean over the examples whatever the loss is; its unit is 1 from then on."""
         unit, self.unit = self.unit, 1.0
-        return [self._slot(p, unit) for p in parameters]
-
-    def _slot(self, p: Tensor, unit: float) -> Slot:
-        raw = self.squares.get(id(p))
-
-        def take(total: Tensor | None) -> None:
-            if total is not None:
-                self.squares[id(p)] = total
-
-        return Slot(p.shape, None if raw is None else raw * unit, True, take)
+        return [table_slot(self.squares, p, True, unit) for p in parameters]
 
     def supply(self, squares: dict[int, Tensor], examples: int) -> None:
         """Squares that were not taken in a block: one sample of `examples`."""
         self.samples, self.examples, self.squares = 1, examples, squares
         self.unit, self.vectorized = 1 / examples, True
 
-    def tensors(self) -> Iterable[Tensor]:
+    def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
         return self.squares.values()

@@ -28,6 +28,7 @@ from credo.optim.defaults import rate_and_damping
 from credo.optim.diagnostics import GroupDiagnostics, diagnose
 from credo.optim.gathering import Gathered, GatheredSquares
 from credo.optim.priors import take_prior
+from credo.optim.shards import WIDTHS, whole
 from credo.optim.squares import SquaresOptimizer
 from credo.posterior import DiagonalPosterior, Posterior
 
@@ -56,6 +57,7 @@ class GaussNewton(SquaresOptimizer):
         reduction: str,
         seed: int,
         shared_noise: bool,
+        sharded: bool,
     ):
         size = arguments.whole("data_size", data_size, 1)
         rho = arguments.number("augmentation", augmentation, 1, math.inf)
@@ -80,6 +82,7 @@ class GaussNewton(SquaresOptimizer):
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
             "shared_noise": bool(shared_noise),
+            "sharded": bool(sharded),
         }
         if vectorized and mc_slices > 1:
             raise InvalidValue(f"vectorized=True and mc_slices={mc_slices} exclude each other. Choose one.")
@@ -210,6 +213,7 @@ class GaussNewton(SquaresOptimizer):
 
     @final
     @torch.no_grad()
+    @whole(WIDTHS)
     def posterior(self, *, damped: bool = True) -> DiagonalPosterior:
         """N(μ, diag σ²). `damped=False` leaves γ out of σ², which is then the pure posterior."""
         self._refuse_inside("take the posterior")
@@ -228,12 +232,14 @@ class GaussNewton(SquaresOptimizer):
         return DiagonalPosterior(mean, variance, metadata)
 
     @final
+    @whole(WIDTHS)
     def curvature(self) -> dict[str, Tensor]:
         """s by name: the running mean of squared per-example gradients; a copy."""
         return {b.name: b.curvature.clone() for b in self.beliefs() if b.curvature is not None}
 
     @final
     @torch.no_grad()
+    @whole(WIDTHS)
     def diagnostics(self) -> list[GroupDiagnostics]:
         """Per group: signal to noise, the shares of s, δ̃ and γ in the precision, the step size, refused steps."""
         return [diagnose(self, group) for group in self.param_groups]

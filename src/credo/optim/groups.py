@@ -4,7 +4,7 @@ With a module, its normalisation layers go into a group of their own: they are d
 no prior, as in the paper, and are preconditioned like all others.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +33,15 @@ def parameter_groups(given: Any) -> list[dict[str, Any]]:
         raise InvalidValue("params is an empty parameter list. Was a generator used up before?")
     groups = entries if isinstance(entries[0], dict) else [{"params": entries}]
     return [_checked(dict(group)) for group in groups]
+
+
+def parameter_names(groups: Iterable[Mapping[str, Any]]) -> dict[int, str]:
+    """id → name; parameters that came without names are numbered."""
+    named: dict[int, str] = {}
+    for group in groups:
+        for k, p in enumerate(group["params"]):
+            named[id(p)] = group["param_names"][k] if "param_names" in group else f"parameter_{len(named)}"
+    return named
 
 
 def _groups_of(model: nn.Module) -> list[dict[str, Any]]:

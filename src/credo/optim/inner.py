@@ -12,8 +12,20 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from credo.errors import InvalidType
+from credo.errors import InvalidType, InvalidValue
 
+# Optimisers that move each weight without looking at the others of its tensor, and count steps as "step" at most.
+ELEMENTWISE = frozenset(
+    (
+        torch.optim.Adadelta,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.Adamax,
+        torch.optim.AdamW,
+        torch.optim.RMSprop,
+        torch.optim.SGD,
+    )
+)
 Build = Callable[[list[dict[str, Any]]], Optimizer]
 
 
@@ -51,6 +63,13 @@ class Inner:
     @property
     def method(self) -> str:
         return type(self.optimizer).__name__
+
+    def require_elementwise(self, what: str) -> None:
+        if type(self.optimizer) not in ELEMENTWISE:
+            raise InvalidValue(
+                f"{what} moves parts of tensors, and {self.method} is not known to move each weight by itself. "
+                f"Allowed as inner: {', '.join(sorted(kind.__name__ for kind in ELEMENTWISE))}."
+            )
 
     def add_group(self, group: dict[str, Any]) -> None:
         self.optimizer.add_param_group(group)

@@ -31,6 +31,7 @@ from credo.optim.gathered_tables import GatheredProducts
 from credo.optim.gathering import Gathered
 from credo.optim.offsets import OffsetKeeper
 from credo.optim.priors import take_prior
+from credo.optim.shards import WIDTHS, whole
 from credo.posterior import DiagonalPosterior, Posterior
 
 
@@ -48,6 +49,7 @@ class IVON(BayesianOptimizer):
     initial_curvature: h₀, where the curvature starts; it moves slowly, so lr/(h₀ + δ̃) is the step for a long while.
         Deterministic parameters (normalisation layers) keep it, and move like SGD with momentum at lr/h₀.
     clip_radius: bounds every weight's step to lr·clip_radius.
+    shared_noise, sharded: as for `VOGN`, among several processes.
     """
 
     _kept = ("_offsets",)
@@ -70,6 +72,7 @@ class IVON(BayesianOptimizer):
         reduction: str = "mean",
         seed: int = 0,
         shared_noise: bool = False,
+        sharded: bool = False,
     ):
         defaults = {
             "lr": arguments.learning_rate(lr),  # α
@@ -88,6 +91,7 @@ class IVON(BayesianOptimizer):
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
             "shared_noise": bool(shared_noise),
+            "sharded": bool(sharded),
         }
         self._offsets = OffsetKeeper()
         super().__init__(params, defaults, settings)
@@ -111,7 +115,7 @@ class IVON(BayesianOptimizer):
     def _sample(self, parameters: list[Tensor]) -> Iterator[Onlooker]:
         """The weights are a sample, in place; on the way back to the mean the products are taken."""
         eyes = Onlooker(self._subjects(parameters), self.settings["reduction"])
-        beliefs = [b for b in self.beliefs() if not b.deterministic]
+        beliefs = self._uncertain()
         uncertain = [b.parameter for b in beliefs]
         products = self._gathered.table
         with self._offsets.in_place(uncertain, lambda means: self._draw(beliefs, means), products), eyes:
@@ -123,6 +127,10 @@ class IVON(BayesianOptimizer):
 
     def _nothing_gathered(self) -> GatheredProducts:
         return GatheredProducts()
+
+    def _uncertain(self) -> list[Belief]:
+        with self._shards.drawing(self):
+            return [b for b in self.beliefs() if not b.deterministic]
 
     def _draw(self, beliefs: list[Belief], means: list[Tensor]) -> None:
         """One call for each (τ, δ̃) there is."""
@@ -233,6 +241,7 @@ class IVON(BayesianOptimizer):
     # What is believed
 
     @torch.no_grad()
+    @whole(WIDTHS)
     def posterior(self) -> DiagonalPosterior:
         """N(μ, diag σ²)."""
         self._refuse_inside("take the posterior")
@@ -249,6 +258,7 @@ class IVON(BayesianOptimizer):
         }
         return DiagonalPosterior(mean, variance, metadata)
 
+    @whole(WIDTHS)
     def curvature(self) -> dict[str, Tensor]:
         """h by name; a copy."""
         return {b.name: b.curvature.clone() for b in self.beliefs() if b.curvature is not None}

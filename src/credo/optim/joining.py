@@ -35,6 +35,8 @@ def _facts(optimizer: Any) -> dict[str, Any]:
         facts[f"the number of parameters in group {k}"] = len(group["params"])
         for p in group["params"]:
             facts[f"parameter {names[id(p)]!r}"] = (tuple(p.shape), str(p.dtype), p.requires_grad)
+            if optimizer.settings.get("sharded"):
+                facts[f"the order in memory of {names[id(p)]!r}"] = p.stride()
         options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         for key, value in options.items():
             facts[f"{key} of group {k}"] = float(value) if isinstance(value, torch.Tensor) else value

@@ -49,6 +49,11 @@ class KroneckerState(FactorOptimizer):
         return {name for pair in pairs for name in pair if name is not None}
 
     @final
+    def _uncertain(self) -> list[Belief]:
+        """Every rank has all of it."""
+        return []
+
+    @final
     def _known_layers(self) -> list[Expected]:
         kinds = "input_factor", "output_factor"
         return [Expected(v.weight, v.bias, *(v.state[kind].shape for kind in kinds)) for v in self.layers()]

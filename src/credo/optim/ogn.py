@@ -9,6 +9,7 @@ from typing import Any, final
 from torch import Tensor
 
 from credo.curvature.stacks import Stacks
+from credo.optim.beliefs import Belief
 from credo.optim.gauss_newton import GaussNewton
 from credo.posterior import Posterior
 
@@ -34,6 +35,7 @@ class OGN(GaussNewton):
         initial_precision: float | None = None,
         reduction: str = "mean",
         seed: int = 0,
+        sharded: bool = False,
     ):
         super().__init__(
             params,
@@ -54,6 +56,7 @@ class OGN(GaussNewton):
             reduction=reduction,
             seed=seed,
             shared_noise=False,
+            sharded=sharded,
         )
 
     def _draw(self, draw: int) -> None:
@@ -61,3 +64,6 @@ class OGN(GaussNewton):
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
         return Stacks({}, samples)
+
+    def _uncertain(self) -> list[Belief]:
+        return []

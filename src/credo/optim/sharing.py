@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from credo.distributed.reduction import Row
-from credo.distributed.world import World
 from credo.errors import CallOrderError
+from credo.kernels.lists import flat, reordered
+from credo.optim.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Slot:
     shape: torch.Size
     value: Tensor | None
     is_mean: bool  # over this rank's own examples; else a sum over them
-    take: Callable[[Tensor | None], None]
+    owner: Tensor  # the parameter it is about
+    take: Callable[[Tensor, Tensor], None]  # the owner, or the part of it that stands in for it, and its sum
 
 
 @dataclass(frozen=True)
@@ -37,25 +39,25 @@ class Counted:
 
 
 def gradient_slot(p: Tensor, is_mean: bool) -> Slot:
-    def take(total: Tensor | None) -> None:
-        if total is not None:
-            p.grad = total.to(p.dtype).clone()
+    def take(owner: Tensor, total: Tensor) -> None:
+        owner.grad = total.to(owner.dtype).clone()
 
-    return Slot(p.shape, p.grad, is_mean, take)
+    return Slot(p.shape, p.grad, is_mean, p, take)
 
 
-def table_slot(table: dict[int, Tensor], p: Tensor, is_mean: bool) -> Slot:
-    """What a table has for a parameter, by its id."""
+def table_slot(table: dict[int, Tensor], p: Tensor, is_mean: bool, unit: float = 1.0) -> Slot:
+    """What a table has for a parameter, by its id; `unit` times it is sent."""
+    own = table.get(id(p))
 
-    def take(total: Tensor | None) -> None:
-        if total is not None:
-            table[id(p)] = total
+    def take(owner: Tensor, total: Tensor) -> None:
+        table.pop(id(p), None)
+        table[id(owner)] = total
 
-    return Slot(p.shape, table.get(id(p)), is_mean, take)
+    return Slot(p.shape, own if own is None or unit == 1.0 else own * unit, is_mean, p, take)
 
 
 def add_up(
-    world: World,
+    shards: Shards,
     parameters: Sequence[Tensor],
     slots: Sequence[Slot],
     examples: float,
@@ -74,13 +76,33 @@ def add_up(
         taken,
         draws * taken,
     ]
-    row = Row(world, numbers, [slot.shape for slot in slots], _widest(parameters))
-    row.put([slot.value for slot in slots], [examples if slot.is_mean else 1.0 for slot in slots])
+    row = _row(shards, numbers, slots, _widest(parameters))
+    row.put([_flat(shards, slot) for slot in slots], [examples if slot.is_mean else 1.0 for slot in slots])
     (total, losses, weighed, steps, sharers, all_draws), sums = row.add()
-    _check(world, total, steps, step)
+    _check(shards, total, steps, step)
     for slot, value in zip(slots, sums, strict=True):
-        slot.take(value.div_(total) if value is not None and slot.is_mean else value)
+        if value is not None:
+            _give(shards, slot, value.div_(total) if slot.is_mean else value)
     return Counted(total, losses / weighed if weighed else math.nan, round(all_draws / max(sharers, 1)))
+
+
+def _row(shards: Shards, numbers: Sequence[float], slots: Sequence[Slot], like: Tensor) -> Row:
+    cuts = [[parts[id(slot.owner)] for slot in slots] for parts in shards.cuts] if shards.cuts else None
+    return Row(shards.world, numbers, [slot.shape.numel() for slot in slots], cuts, like)
+
+
+def _flat(shards: Shards, slot: Slot) -> Tensor | None:
+    """Cut parameters are cut as they lie in memory."""
+    if slot.value is None:
+        return None
+    return flat(reordered(slot.value, slot.owner)) if shards.cuts else slot.value.reshape(-1)
+
+
+def _give(shards: Shards, slot: Slot, total: Tensor) -> None:
+    if shards.cuts:
+        slot.take(shards.stand_ins[id(slot.owner)], total)
+    else:
+        slot.take(slot.owner, total.view(slot.shape))
 
 
 def _widest(parameters: Sequence[Tensor]) -> Tensor:
@@ -89,8 +111,9 @@ def _widest(parameters: Sequence[Tensor]) -> Tensor:
     return torch.empty(0, dtype=torch.float64 if wide else torch.float32, device=parameters[0].device)
 
 
-def _check(world: World, total: float, steps: float, step: int) -> None:
+def _check(shards: Shards, total: float, steps: float, step: int) -> None:
     """What all ranks see alike, so all of them raise."""
+    world = shards.world
     if total == 0:
         raise CallOrderError(
             "no rank took a gradient sample in this step: every share of the batch was empty."

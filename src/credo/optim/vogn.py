@@ -40,6 +40,8 @@ class VOGN(GaussNewton):
     initial_precision: instead of s₀, where 1/σ² starts; where the prior is sharper, it starts there. Its excess over
         the prior fades as (1 − β₂)ᵗ, and what is left of it at the end counts as if the data had said it.
     shared_noise: among several processes, the same samples on all ranks instead of each rank's own.
+    sharded: among several processes, each rank keeps and updates its part of curvature and momentum only; samples and
+        `posterior`, `state_dict` and the like are then taken by all ranks together (docs/distributed.md).
     reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
     """
 
@@ -64,6 +66,7 @@ class VOGN(GaussNewton):
         reduction: str = "mean",
         seed: int = 0,
         shared_noise: bool = False,
+        sharded: bool = False,
     ):
         super().__init__(
             params,
@@ -84,6 +87,7 @@ class VOGN(GaussNewton):
             reduction=reduction,
             seed=seed,
             shared_noise=shared_noise,
+            sharded=sharded,
         )
 
     def _draw(self, draw: int) -> None:
@@ -118,4 +122,5 @@ class VOGN(GaussNewton):
 
     def _uncertain(self) -> list[Belief]:
         """The parameters that have a curvature, and so a width."""
-        return [b for b in self.beliefs() if b.curvature is not None and not b.deterministic]
+        with self._shards.drawing(self):
+            return [b for b in self.beliefs() if b.curvature is not None and not b.deterministic]
