@@ -56,10 +56,8 @@ def train(rank: int, size: int, method: str, kind: str, options: dict[str, Any])
     model = network(seed=rank)
     optimizer = optimizer_of(method, model, **options)
     own, losses = shares(kind, size)[rank], []
-    for step, (x, y) in enumerate(batches()):
-        first_of_kfac = kind == "empty" and step == 0 and "KFAC" in method
-        part = shares("equal", size)[rank] if first_of_kfac else own
-        losses.append(one_step(optimizer, model, x[part], y[part]))
+    for x, y in batches():
+        losses.append(one_step(optimizer, model, x[own], y[own]))
     return described(model, optimizer, losses)
 
 

@@ -80,10 +80,12 @@ class World:
         """Every rank's text, on every rank. Bytes in tensors: torch's own way for objects unpickles what arrives."""
         if self.alone:
             return [text]
-        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self._device())
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self._device())
         sizes = [torch.zeros(1, dtype=torch.int64, device=data.device) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(data)], device=data.device), group=self.group)
         longest = max(int(size) for size in sizes)
+        if longest == 0:
+            return [""] * self.size
         padded = torch.nn.functional.pad(data, (0, longest - len(data)))
         rows = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(rows, padded, group=self.group)

@@ -14,6 +14,7 @@ from credo.optim.eyes import Onlooker
 from credo.optim.fisher import check_outputs, private_generator, sampled_loss
 from credo.optim.gathered_factors import Expected, GatheredFactors
 from credo.optim.gathering import Seen
+from credo.optim.layouts import layers_of_all
 
 
 class FactorOptimizer(BayesianOptimizer):
@@ -96,12 +97,10 @@ class FactorOptimizer(BayesianOptimizer):
     def _nothing_gathered(self) -> GatheredFactors:
         return GatheredFactors(self._expected)
 
-    @abstractmethod
-    def _known_layers(self) -> list[Expected]:
-        """The layers that have factors."""
-
-    def _expected(self) -> list[Expected] | None:
-        return self._known_layers() if self._factors_due() else None
+    def _expected(self, own: list[Expected]) -> list[Expected] | None:
+        return (
+            layers_of_all(self._world, own, self._trainable(), self.names()) if self._factors_due() else None
+        )
 
 
 def is_due(step: int, interval: int) -> bool:

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from credo.curvature.kronecker import FactorStatistics, LayerSums
-from credo.errors import CallOrderError
 from credo.optim.gathering import Gathered, Seen
 from credo.optim.sharing import Slot, table_slot
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A layer whose factors are due, for a rank whose own share of the batch is empty."""
+    """A layer whose factors are due, also for a rank whose own share of the batch is empty."""
 
     weight: Tensor
     bias: Tensor | None
@@ -27,8 +26,8 @@ class Expected:
 class GatheredFactors(Gathered):
     """`layers` and `squares` hold sums over samples of each sample's own means, by the parameter's id."""
 
-    def __init__(self, expect: Callable[[], list[Expected] | None]) -> None:
-        """`expect` says which layers the other ranks will have looked at; None at steps that only move."""
+    def __init__(self, expect: Callable[[list[Expected]], list[Expected] | None]) -> None:
+        """`expect` says, from the layers this rank has seen, which ones any rank has; None at steps that only move."""
         super().__init__()
         self._expect = expect
         self.fresh = False  # whether factors were gathered at all
@@ -60,21 +59,11 @@ class GatheredFactors(Gathered):
 
     def slots(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Slot]:
         """At a refresh, squares for every parameter and factors for every layer, all means over examples."""
-        expected = self._expect()
-        if not self.fresh and expected is None:
+        own = [Expected(s.weight, s.bias, s.inputs.shape, s.outputs.shape) for s in self.layers.values()]
+        expected = self._expect(own)
+        if expected is None:
             return []
-        if not self.fresh and not expected:
-            raise CallOrderError(
-                "the first step of K-FAC needs examples on every rank: it shows which layers there are."
-            )
-        known = (
-            {id(e.weight): e for e in expected or ()}
-            if not self.fresh
-            else {
-                key: Expected(s.weight, s.bias, s.inputs.shape, s.outputs.shape)
-                for key, s in self.layers.items()
-            }
-        )
+        known = {id(e.weight): e for e in expected}
         self.fresh = True
         layers = [known[id(p)] for p in parameters if id(p) in known]
         return [slot for e in layers for slot in self._layer_slots(e)] + [

@@ -17,10 +17,16 @@ FORMS = ("pi", "eigen")
 
 def pi_roots(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -> tuple[Tensor, Tensor]:
     """R and C."""
+    rows, columns = pi_shifts(inputs, outputs, damping)
+    return inverse_root(outputs, rows), inverse_root(inputs, columns)
+
+
+def pi_shifts(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -> tuple[Tensor, Tensor]:
+    """√γ/π, which is added to G, and π√γ, to A."""
     a, g = (_mean_eigenvalue(t) for t in (inputs, outputs))
     pi = torch.where((a > 0) & (g > 0), a / g, 1.0).sqrt()
     root = torch.as_tensor(damping, dtype=pi.dtype, device=pi.device).sqrt()
-    return _inverse_root(outputs, root / pi), _inverse_root(inputs, root * pi)
+    return root / pi, root * pi
 
 
 def eigenbasis(factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +44,7 @@ def _mean_eigenvalue(factor: Tensor) -> Tensor:
     return factor.diagonal(dim1=-2, dim2=-1).mean(-1)
 
 
-def _inverse_root(factor: Tensor, shift: Tensor) -> Tensor:
+def inverse_root(factor: Tensor, shift: Tensor) -> Tensor:
     """L with LLᵀ = (factor + shift·I)⁻¹: the transposed inverse of the Cholesky factor."""
     matrix = factor.clone()
     matrix.diagonal(dim1=-2, dim2=-1).add_(shift.unsqueeze(-1))

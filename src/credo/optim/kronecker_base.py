@@ -28,6 +28,7 @@ from credo.optim.factor_blocks import is_due
 from credo.optim.gathered_factors import GatheredFactors
 from credo.optim.gathering import Gathered
 from credo.optim.inverses import FORMS, Inverses
+from credo.optim.inversion import invert_together
 from credo.optim.kronecker_layers import KroneckerLayer, learn_factors, learn_squares, momentum_of
 from credo.optim.kronecker_state import KroneckerState
 from credo.optim.priors import take_prior
@@ -148,9 +149,9 @@ class KroneckerOptimizer(KroneckerState):
 
     def _invert(self) -> None:
         due = is_due(self.counters["step"], self.settings["inverse_interval"])
-        for layer in self.layers():
-            if due or "input_root" not in layer.state:
-                layer.invert(self.settings["damping_form"])
+        wanted = [layer for layer in self.layers() if due or "input_root" not in layer.state]
+        if wanted:
+            invert_together(self._world, wanted, self.settings["damping_form"])
 
     def _refuse_changes(
         self, layers: Mapping[str, LayerSums], squares: Mapping[str, Tensor], entries: Mapping[str, Any]

@@ -9,10 +9,11 @@ from torch import Tensor
 from credo.curvature.contribution import widen
 from credo.curvature.kronecker import LayerSums
 from credo.optim.checkpoints import FACTORS
-from credo.optim.inverses import eigen_scale, eigenbasis, pi_roots
+from credo.optim.inverses import eigen_scale, eigenbasis, inverse_root, pi_roots, pi_shifts
 from credo.posterior.matrix_normal import Root, as_matrix, from_matrix
 
 State = dict[str, Tensor]
+SIDES = ("output", "input")  # of a layer: each has a factor
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,30 @@ class KroneckerLayer:
 
     def invert(self, form: str) -> None:
         """Refreshes what `root` is made of."""
+        for side in SIDES:
+            self.invert_side(side, form)
+
+    def invert_side(self, side: str, form: str) -> None:
+        """One of the two factors, which may be another process's work than the other one."""
         inputs, outputs = self.state["input_factor"], self.state["output_factor"]
         if form == "pi":
-            damping = self.shrinkage + self.group["damping"]
-            self.state["output_root"], self.state["input_root"] = pi_roots(inputs, outputs, damping)
+            shifts = pi_shifts(inputs, outputs, self.shrinkage + self.group["damping"])
+            factor, shift = (outputs, shifts[0]) if side == "output" else (inputs, shifts[1])
+            self.state[f"{side}_root"] = inverse_root(factor, shift)
         else:
-            self.state["output_root"], self.state["output_eigenvalues"] = eigenbasis(outputs)
-            self.state["input_root"], self.state["input_eigenvalues"] = eigenbasis(inputs)
+            basis = eigenbasis(self.state[f"{side}_factor"])
+            self.state[f"{side}_root"], self.state[f"{side}_eigenvalues"] = basis
+
+    def expect_side(self, side: str, form: str) -> None:
+        """Memory for what `invert_side` gives on another process."""
+        factor = self.state[f"{side}_factor"]
+        self.state[f"{side}_root"] = torch.empty_like(factor, memory_format=torch.contiguous_format)
+        if form != "pi":
+            self.state[f"{side}_eigenvalues"] = factor.new_empty(factor.shape[:-1])
+
+    def inverted_side(self, side: str, form: str) -> list[Tensor]:
+        kinds = ["root"] if form == "pi" else ["root", "eigenvalues"]
+        return [self.state[f"{side}_{kind}"] for kind in kinds]
 
     def root(self, form: str) -> Root:
         """Of (A ⊗ G + δ̃ + γ)⁻¹: the covariance is τ/N times it."""

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from credo.optim.beliefs import Belief
 from credo.optim.factor_blocks import FactorOptimizer
-from credo.optim.gathered_factors import Expected
 from credo.optim.kronecker_layers import KroneckerLayer, forget, forget_bias
 
 
@@ -52,11 +51,6 @@ class KroneckerState(FactorOptimizer):
     def _uncertain(self) -> list[Belief]:
         """Every rank has all of it."""
         return []
-
-    @final
-    def _known_layers(self) -> list[Expected]:
-        kinds = "input_factor", "output_factor"
-        return [Expected(v.weight, v.bias, *(v.state[kind].shape for kind in kinds)) for v in self.layers()]
 
     @final
     def _unknown(self) -> list[str]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from credo.distributed import ALONE, World
-from credo.distributed.cutting import cut
+from credo.distributed.dividing import cut
 from credo.errors import CallOrderError, InvalidValue
 from credo.kernels.lists import flat, is_dense, reordered
 

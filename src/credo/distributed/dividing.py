@@ -1,5 +1,6 @@
-"""Where a row of tensors is cut when several ranks share it."""
+"""How ranks divide a row of tensors, or a list of jobs, among them."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
@@ -19,3 +20,12 @@ def cut(sizes: tuple[int, ...], parts: int) -> list[list[slice]]:
         ]
         for part in range(parts)
     ]
+
+
+def assign(costs: Sequence[float], parts: int) -> list[int]:
+    """Job → part: the most costly first, each to whoever has least to do so far; every rank finds the same."""
+    loads, owners = [0.0] * parts, [0] * len(costs)
+    for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
+        owners[job] = min(range(parts), key=lambda part: (loads[part], part))
+        loads[owners[job]] += costs[job]
+    return owners

@@ -1,0 +1,45 @@
+"""Who inverts which Kronecker factor: each rank some of them, of about the same cost, and then all have all."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from credo.distributed import World
+from credo.distributed.dividing import assign
+from credo.errors import InvalidValue
+from credo.optim.kronecker_layers import SIDES, KroneckerLayer
+
+
+def invert_together(everybody: World, layers: Sequence[KroneckerLayer], form: str) -> None:
+    """Refreshes the roots of the layers. A factor that one rank cannot invert is an error on all of them."""
+    jobs = [(layer, side) for layer in layers for side in SIDES]
+    owners = assign([_cost(layer.state[f"{side}_factor"]) for layer, side in jobs], everybody.size)
+    own_error: Exception | None = None
+    for (layer, side), owner in zip(jobs, owners, strict=True):
+        if owner != everybody.rank:
+            layer.expect_side(side, form)
+            continue
+        try:
+            layer.invert_side(side, form)
+        except (InvalidValue, RuntimeError) as error:  # torch's LinAlgError is a RuntimeError
+            own_error = own_error or error
+            layer.expect_side(side, form)
+    _refuse_together(everybody, own_error)
+    rows: list[list[Tensor]] = [[] for _ in range(everybody.size)]
+    for (layer, side), owner in zip(jobs, owners, strict=True):
+        rows[owner] += layer.inverted_side(side, form)
+    everybody.exchange_(rows)
+
+
+def _cost(factor: Tensor) -> float:
+    """d³ for each of the groups of a layer."""
+    return float(factor.numel() * factor.shape[-1])
+
+
+def _refuse_together(everybody: World, own: Exception | None) -> None:
+    texts = everybody.gather_texts("" if own is None else str(own))
+    if own is not None:
+        raise own
+    for rank, text in enumerate(texts):
+        if text:
+            raise InvalidValue(f"rank {rank} could not invert a Kronecker factor: {text}")
