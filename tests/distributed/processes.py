@@ -16,6 +16,7 @@ PRELOADED = [
     "torch",
     "credo",
     "tests.distributed.tasks",
+    "tests.distributed.sharded_tasks",
 ]  # once, in the server that the ranks are forked from
 PATIENCE = 60.0  # seconds a rank may take before it is given up
 

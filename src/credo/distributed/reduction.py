@@ -55,8 +55,11 @@ class Row:
 
     def _put(self, k: int, tensor: Tensor, weight: float) -> None:
         for part, start in self._places[k]:
-            own = tensor[part]
-            self._body[start : start + len(own)].copy_(own).mul_(weight)
+            own, place = tensor[part], self._body[start : start + part.stop - part.start]
+            if own.dtype is place.dtype and own.device == place.device:
+                torch.mul(own, weight, out=place)
+            else:
+                place.copy_(own).mul_(weight)
 
     def add(self) -> tuple[list[float], list[Tensor | None]]:
         """The sums of the numbers and of the tensors, flat; None where no rank had one."""

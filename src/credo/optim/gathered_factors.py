@@ -81,8 +81,8 @@ class GatheredFactors(Gathered):
             self.layers[id(weight)].outputs = total
 
         return [
-            Slot(layer.inputs, None if own is None else own.inputs, True, layer.weight, take_inputs),
-            Slot(layer.outputs, None if own is None else own.outputs, True, layer.weight, take_outputs),
+            Slot(layer.inputs, None if own is None else own.inputs, True, 1.0, layer.weight, take_inputs),
+            Slot(layer.outputs, None if own is None else own.outputs, True, 1.0, layer.weight, take_outputs),
         ]
 
     def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:

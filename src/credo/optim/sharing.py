@@ -25,6 +25,7 @@ class Slot:
     shape: torch.Size
     value: Tensor | None
     is_mean: bool  # over this rank's own examples; else a sum over them
+    unit: float  # times the value is what is meant
     owner: Tensor  # the parameter it is about
     take: Callable[[Tensor, Tensor], None]  # the owner, or the part of it that stands in for it, and its sum
 
@@ -42,18 +43,17 @@ def gradient_slot(p: Tensor, is_mean: bool) -> Slot:
     def take(owner: Tensor, total: Tensor) -> None:
         owner.grad = total.to(owner.dtype).clone()
 
-    return Slot(p.shape, p.grad, is_mean, p, take)
+    return Slot(p.shape, p.grad, is_mean, 1.0, p, take)
 
 
 def table_slot(table: dict[int, Tensor], p: Tensor, is_mean: bool, unit: float = 1.0) -> Slot:
-    """What a table has for a parameter, by its id; `unit` times it is sent."""
-    own = table.get(id(p))
+    """What a table has for a parameter, by its id."""
 
     def take(owner: Tensor, total: Tensor) -> None:
         table.pop(id(p), None)
         table[id(owner)] = total
 
-    return Slot(p.shape, own if own is None or unit == 1.0 else own * unit, is_mean, p, take)
+    return Slot(p.shape, table.get(id(p)), is_mean, unit, p, take)
 
 
 def add_up(
@@ -77,7 +77,8 @@ def add_up(
         draws * taken,
     ]
     row = _row(shards, numbers, slots, _widest(parameters))
-    row.put([_flat(shards, slot) for slot in slots], [examples if slot.is_mean else 1.0 for slot in slots])
+    weights = [slot.unit * (examples if slot.is_mean else 1.0) for slot in slots]
+    row.put([_flat(shards, slot) for slot in slots], weights)
     (total, losses, weighed, steps, sharers, all_draws), sums = row.add()
     _check(shards, total, steps, step)
     for slot, value in zip(slots, sums, strict=True):
