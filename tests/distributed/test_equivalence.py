@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.distributed import tasks
-from tests.distributed.processes import on_ranks
+from tests.distributed.crews import together
 
 SHARED = {"shared_noise": True}
 METHODS: dict[str, dict[str, Any]] = {
@@ -33,8 +33,8 @@ def difference(a: dict[str, Any], b: dict[str, Any]) -> float:
 )
 def test_equals_one_process(method: str, size: int, kind: str) -> None:
     options = METHODS[method]
-    ranks = on_ranks(size, tasks.train, method, kind, options)
-    (alone,) = on_ranks(1, tasks.train, method, "equal", options)
+    ranks = together(size, tasks.train, method, kind, options)
+    (alone,) = together(1, tasks.train, method, "equal", options)
     for result in ranks:
         assert isinstance(result, dict), result
         assert difference(result, alone) < 1e-10
@@ -46,14 +46,14 @@ def test_equals_one_process(method: str, size: int, kind: str) -> None:
 @pytest.mark.parametrize("method", ["VOGN", "IVON"])
 def test_sum_losses_are_weighted_by_true_counts(method: str) -> None:
     options = {**SHARED, "reduction": "sum"}
-    ranks = on_ranks(2, tasks.train, method, "unequal", options)
-    (alone,) = on_ranks(1, tasks.train, method, "equal", options)
+    ranks = together(2, tasks.train, method, "unequal", options)
+    (alone,) = together(1, tasks.train, method, "equal", options)
     assert all(difference(result, alone) < 1e-10 for result in ranks)
 
 
 @pytest.mark.parametrize("method", ["VOGN", "NoisyKFAC", "IVON"])
 def test_a_nan_on_one_rank_is_refused_by_all(method: str) -> None:
-    ranks = on_ranks(2, tasks.train_with_nan, method)
+    ranks = together(2, tasks.train_with_nan, method)
     for result in ranks:
         assert result["counters"]["refused"] == 1
         assert result["counters"]["step"] == tasks.STEPS - 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.distributed import sharded_tasks, tasks
-from tests.distributed.processes import RankFailed, on_ranks
+from tests.distributed.crews import together
 from tests.distributed.test_equivalence import METHODS, difference
 
 SHARDED = {"sharded": True}
@@ -27,8 +27,8 @@ def same(ranks: list[Any]) -> None:
 @pytest.mark.parametrize("method", ELEMENTWISE)
 @pytest.mark.parametrize(("size", "kind"), [(2, "unequal"), (2, "empty"), (4, "one example"), (4, "equal")])
 def test_equals_one_process(method: str, size: int, kind: str) -> None:
-    ranks = on_ranks(size, tasks.train, method, kind, {**METHODS[method], **SHARDED})
-    (alone,) = on_ranks(1, tasks.train, method, "equal", {**METHODS[method], **SHARDED})
+    ranks = together(size, tasks.train, method, kind, {**METHODS[method], **SHARDED})
+    (alone,) = together(1, tasks.train, method, "equal", {**METHODS[method], **SHARDED})
     same(ranks)
     assert difference(ranks[0], alone) < 1e-10
     assert ranks[0]["losses"] == pytest.approx(alone["losses"], rel=1e-10)
@@ -36,24 +36,24 @@ def test_equals_one_process(method: str, size: int, kind: str) -> None:
 
 @pytest.mark.parametrize("method", ["VOGN", "IVON", "BayesByBackprop"])
 def test_groups_with_their_own_numbers_that_come_late(method: str) -> None:
-    whole = on_ranks(3, sharded_tasks.train_groups, method, {})
-    parts = on_ranks(3, sharded_tasks.train_groups, method, SHARDED)
+    whole = together(3, sharded_tasks.train_groups, method, {})
+    parts = together(3, sharded_tasks.train_groups, method, SHARDED)
     same(parts)
     assert difference(parts[0], whole[0]) < 1e-10
 
 
 @pytest.mark.parametrize("options", [{"mc_slices": 2}, {"vectorized": True, "mc_samples": 2}], ids=str)
 def test_samples_side_by_side(options: dict[str, Any]) -> None:
-    whole = on_ranks(2, sharded_tasks.train_at_once, options)
-    parts = on_ranks(2, sharded_tasks.train_at_once, {**options, **SHARDED})
+    whole = together(2, sharded_tasks.train_at_once, options)
+    parts = together(2, sharded_tasks.train_at_once, {**options, **SHARDED})
     same(parts)
     assert difference(parts[0], whole[0]) < 1e-10
 
 
 def test_every_rank_draws_what_it_would_have_drawn() -> None:
     """Also from its own noise, for which it needs the widths of all weights."""
-    whole = on_ranks(2, sharded_tasks.samples, "VOGN", {})
-    parts = on_ranks(2, sharded_tasks.samples, "VOGN", SHARDED)
+    whole = together(2, sharded_tasks.samples, "VOGN", {})
+    parts = together(2, sharded_tasks.samples, "VOGN", SHARDED)
     for mine, theirs in zip(parts, whole, strict=True):
         assert np.allclose(mine, theirs, rtol=1e-10, atol=1e-12)
     assert not np.allclose(parts[0], parts[1], atol=1e-4)
@@ -63,11 +63,11 @@ def test_every_rank_draws_what_it_would_have_drawn() -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_memory_falls_with_the_number_of_ranks(method: str, kinds: int, size: int) -> None:
     """`kinds` numbers a weight, of 4 bytes; counters, and the rounding of one element a kind, are the little more."""
-    (whole,) = on_ranks(1, sharded_tasks.state_bytes, method, {})
+    (whole,) = together(1, sharded_tasks.state_bytes, method, {})
     weights = 8 * 37 + 37 + 37 * 3 + 3
     assert whole >= kinds * weights * 4
     counters = whole - kinds * weights * 4
-    for own in on_ranks(size, sharded_tasks.state_bytes, method, SHARDED):
+    for own in together(size, sharded_tasks.state_bytes, method, SHARDED):
         assert own <= kinds * 4 * -(-weights // size) + counters
 
 
@@ -75,8 +75,8 @@ def test_memory_falls_with_the_number_of_ranks(method: str, kinds: int, size: in
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_rank_may_step_without_a_block(method: str, samples: int) -> None:
     options = {**METHODS[method], "mc_samples": samples}
-    (alone,) = on_ranks(1, tasks.train, method, "equal", options)
-    ranks = on_ranks(2, sharded_tasks.with_empty_step, method, {**options, **SHARDED})
+    (alone,) = together(1, tasks.train, method, "equal", options)
+    ranks = together(2, sharded_tasks.with_empty_step, method, {**options, **SHARDED})
     same(ranks)
     assert difference(ranks[0], alone) < 1e-10
 
@@ -88,30 +88,30 @@ def test_a_rank_may_step_without_a_block(method: str, samples: int) -> None:
 def test_a_saved_state_is_whole_and_goes_on_in_any_world(
     method: str, before: int, after: int, options: dict[str, Any]
 ) -> None:
-    saved = on_ranks(before, sharded_tasks.first_half, method, {**METHODS[method], **SHARDED})
-    (alone,) = on_ranks(1, tasks.train, method, "equal", METHODS[method])
-    ranks = on_ranks(after, sharded_tasks.resume, method, {**METHODS[method], **options}, saved[-1])
+    saved = together(before, sharded_tasks.first_half, method, {**METHODS[method], **SHARDED})
+    (alone,) = together(1, tasks.train, method, "equal", METHODS[method])
+    ranks = together(after, sharded_tasks.resume, method, {**METHODS[method], **options}, saved[-1])
     same(ranks)
     assert difference(ranks[0], alone) < 1e-10
 
 
 @pytest.mark.parametrize("method", ["VOGN", "IVON"])
 def test_a_nan_in_one_part_on_one_rank_is_refused_by_all(method: str) -> None:
-    ranks = on_ranks(2, sharded_tasks.nan_on_one, method, SHARDED)
+    ranks = together(2, sharded_tasks.nan_on_one, method, SHARDED)
     for result in ranks:
         assert isinstance(result, dict), result
         assert result["counters"]["refused"] == 1
         assert result["counters"]["step"] == tasks.STEPS - 1
         for values, others in zip(result["before"].values(), result["after"].values(), strict=True):
-            assert all(np.array_equal(values[name], others[name]) for name in values)
+            assert [n for n in values if not np.array_equal(values[n], others[n])] == []
         for name, mean in ranks[0]["mean"].items():
             assert np.array_equal(result["mean"][name], mean)
             assert np.isfinite(mean).all()
 
 
 def test_parameters_are_cut_as_they_lie_in_memory() -> None:
-    (alone,) = on_ranks(1, sharded_tasks.channels_last, {})
-    ranks = on_ranks(3, sharded_tasks.channels_last, SHARDED)
+    (alone,) = together(1, sharded_tasks.channels_last, {})
+    ranks = together(3, sharded_tasks.channels_last, SHARDED)
     same(ranks)
     assert difference(ranks[0], alone) < 1e-10
 
@@ -120,12 +120,12 @@ def test_parameters_are_cut_as_they_lie_in_memory() -> None:
     ("what", "named"), [("gaps", "gaps"), ("order", "order in memory"), ("inner", "Adafactor")]
 )
 def test_what_cannot_be_sharded_is_refused_by_all(what: str, named: str) -> None:
-    for message in on_ranks(2, sharded_tasks.build, what):
+    for message in together(2, sharded_tasks.build, what):
         assert named in message
 
 
 def test_copies_keep_their_part() -> None:
-    assert on_ranks(2, sharded_tasks.copied) == [True, True]
+    assert together(2, sharded_tasks.copied) == [True, True]
 
 
 # K-FAC: every rank has all of the state, but inverts only some of the factors
@@ -134,8 +134,8 @@ def test_copies_keep_their_part() -> None:
 @pytest.mark.parametrize("form", ["pi", "eigen"])
 def test_every_factor_is_inverted_once(form: str) -> None:
     options = {"damping_form": form}
-    (everything,) = on_ranks(1, sharded_tasks.inverted, options)
-    ranks = on_ranks(2, sharded_tasks.inverted, options)
+    (everything,) = together(1, sharded_tasks.inverted, options)
+    ranks = together(2, sharded_tasks.inverted, options)
     assert sorted(chain.from_iterable(ranks)) == sorted(everything)
     assert ranks[0] == [("2.weight", "input")], (
         "the largest factor, 10³, is more work than the others together"
@@ -143,7 +143,6 @@ def test_every_factor_is_inverted_once(form: str) -> None:
 
 
 def test_a_factor_that_one_rank_cannot_invert_is_an_error_on_all() -> None:
-    first, second = on_ranks(2, sharded_tasks.singular)
-    assert not isinstance(first, RankFailed)
+    first, second = together(2, sharded_tasks.singular)
     assert "rank 1" in first
     assert "singular" in second

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from credo.distributed.world import World
+from credo.kernels.scratch import LIMIT, scratch
 
 Cuts = Sequence[Sequence[slice]]  # [rank][tensor]: the elements that a rank wants the sums of
 
@@ -30,9 +31,9 @@ class Row:
         self._lengths = [[part.stop - part.start for part in parts] for parts in self._cuts]
         self._longest = max(map(sum, self._lengths))
         heads = len(numbers) + len(sizes)
-        self._flat = like.new_zeros(heads + len(self._cuts) * self._longest)
+        self._numbers = list(numbers)
+        self._flat = _memory(heads + len(self._cuts) * self._longest, like)
         self._heads, self._body = self._flat[:heads], self._flat[heads:]
-        self._heads[: self._count].copy_(torch.tensor(numbers, dtype=torch.float64))
         self._places = self._find_places(len(sizes))
 
     def _find_places(self, tensors: int) -> list[list[tuple[slice, int]]]:
@@ -47,11 +48,14 @@ class Row:
         return places
 
     def put(self, tensors: Sequence[Tensor | None], weights: Sequence[float]) -> None:
+        present = [float(tensor is not None) for tensor in tensors]
+        self._heads.copy_(torch.tensor([*self._numbers, *present], dtype=torch.float64))
         for k, (tensor, weight) in enumerate(zip(tensors, weights, strict=True)):
-            if tensor is not None:
-                self._heads[self._count + k] = 1
-                if weight:  # else NaN · 0 of an empty share would spoil the sum
-                    self._put(k, tensor, weight)
+            if tensor is not None and weight:  # NaN · 0 of an empty share would spoil the sum
+                self._put(k, tensor, weight)
+            else:
+                for part, start in self._places[k]:
+                    self._body[start : start + part.stop - part.start].zero_()
 
     def _put(self, k: int, tensor: Tensor, weight: float) -> None:
         for part, start in self._places[k]:
@@ -75,3 +79,8 @@ class Row:
         return heads[: self._count], [
             part if there else None for part, there in zip(sums, present, strict=True)
         ]
+
+
+def _memory(size: int, like: Tensor) -> Tensor:
+    """Kept between steps if it is small: fresh pages cost as much as filling them. Nobody looks at the last step's."""
+    return scratch("message", (size,), like) if size * like.element_size() <= LIMIT else like.new_empty(size)

@@ -81,9 +81,10 @@ def add_up(
     row.put([_flat(shards, slot) for slot in slots], weights)
     (total, losses, weighed, steps, sharers, all_draws), sums = row.add()
     _check(shards, total, steps, step)
-    for slot, value in zip(slots, sums, strict=True):
-        if value is not None:
-            _give(shards, slot, value.div_(total) if slot.is_mean else value)
+    found = [(slot, value) for slot, value in zip(slots, sums, strict=True) if value is not None]
+    torch._foreach_div_([value for slot, value in found if slot.is_mean], total)
+    for slot, value in found:
+        _give(shards, slot, value)
     return Counted(total, losses / weighed if weighed else math.nan, round(all_draws / max(sharers, 1)))
 
 
