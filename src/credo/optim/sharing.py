@@ -82,7 +82,8 @@ def add_up(
     (total, losses, weighed, steps, sharers, all_draws), sums = row.add()
     _check(shards, total, steps, step)
     found = [(slot, value) for slot, value in zip(slots, sums, strict=True) if value is not None]
-    torch._foreach_div_([value for slot, value in found if slot.is_mean], total)
+    if means := [value for slot, value in found if slot.is_mean]:
+        torch._foreach_div_(means, total)
     for slot, value in found:
         _give(shards, slot, value)
     return Counted(total, losses / weighed if weighed else math.nan, round(all_draws / max(sharers, 1)))
