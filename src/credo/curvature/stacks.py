@@ -19,6 +19,7 @@ from credo.curvature.rules.linear import Linear
 from credo.curvature.rules.normalisation import BatchNorm
 from credo.curvature.rules.shared_input import SharedInputLinear
 from credo.errors import CallOrderError, UnsupportedOperation
+from credo.kernels.scratch import give_back
 
 
 class Stacks:
@@ -27,6 +28,9 @@ class Stacks:
     def __init__(self, weights: dict[int, Tensor], samples: int):
         self._weights, self._samples = weights, samples
         self._index: Tensor | None = None  # under vmap, the number of the sample
+
+    def __del__(self) -> None:
+        give_back(self._weights.values())  # for the next step; a graph that still has them can run no more
 
     def vectorised(self, closure: Callable[[], Tensor]) -> Tensor:
         """The closure's losses for all samples, (K, M) or (K,), by one run of it."""

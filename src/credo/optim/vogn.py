@@ -10,7 +10,9 @@ from torch import Tensor
 
 from credo.curvature.stacks import Stacks
 from credo.kernels import noise
-from credo.optim.beliefs import Belief
+from credo.kernels.scratch import lend
+from credo.kernels.stacked_noise import sample_stacks_
+from credo.optim.beliefs import Alike
 from credo.optim.gauss_newton import GaussNewton
 from credo.posterior import Posterior
 
@@ -91,34 +93,28 @@ class VOGN(GaussNewton):
         )
 
     def _draw(self, draw: int) -> None:
-        beliefs = self._uncertain()
-        self._sample_into([b.parameter.detach() for b in beliefs], beliefs, draw)
+        for alike in self._alike():
+            weights = [b.parameter.detach() for b in alike.beliefs]
+            noise.sample_all_(weights, *alike.widths(), self.settings["seed"], draw, alike.places, [0] * len(weights))
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
-        beliefs = self._uncertain()
-        means = [b.parameter.detach() for b in beliefs]
-        stacks = [m.new_empty((samples, *m.shape)).copy_(m) for m in means]
-        for k in range(samples):
-            self._sample_into([stack[k] for stack in stacks], beliefs, draw + k)
-        return Stacks({id(b.parameter): stack for b, stack in zip(beliefs, stacks, strict=True)}, samples)
+        stacks: dict[int, Tensor] = {}
+        for alike in self._alike():
+            means = [b.parameter.detach() for b in alike.beliefs]
+            own = [lend((samples, *mean.shape), mean) for mean in means]
+            sample_stacks_(own, means, *alike.widths(), self.settings["seed"], draw, alike.places)
+            stacks |= {id(b.parameter): stack for b, stack in zip(alike.beliefs, own, strict=True)}
+        return Stacks(stacks, samples)
 
-    def _sample_into(self, weights: list[Tensor], beliefs: list[Belief], draw: int) -> None:
-        """The weights hold the mean, and then sample number `draw`: one call for each (τ, δ̃ + γ) there is."""
-        alike: dict[tuple[float, float | None], list[int]] = {}
-        for k, b in enumerate(beliefs):
+    def _alike(self) -> list[Alike]:
+        """The uncertain parameters, together where τ and δ̃ + γ are the same."""
+        alike: dict[tuple[float, float | None], Alike] = {}
+        for place, b in enumerate(self._uncertain()):
             shift = None if isinstance(b.shrinkage, Tensor) else b.shrinkage + b.damping
-            alike.setdefault((b.scale, shift), []).append(k)
-        for (scale, shift), places in alike.items():
-            noise.sample_all_(
-                [weights[k] for k in places],
-                [beliefs[k].curvature for k in places],  # type: ignore[misc]
-                scale,
-                [beliefs[k].shrinkage + beliefs[k].damping for k in places] if shift is None else shift,  # type: ignore[misc]
-                self.settings["seed"],
-                draw,
-                places,
-                [0] * len(places),
-            )
+            group = alike.setdefault((b.scale, shift), Alike(shift))
+            group.beliefs.append(b)
+            group.places.append(place)
+        return list(alike.values())
 
     def _uncertain(self) -> list[Belief]:
         """The parameters that have a curvature, and so a width."""

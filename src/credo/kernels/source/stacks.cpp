@@ -1,0 +1,56 @@
+// Many samples of the same weights in one pass: w[s] = μ + ε[s]·√(scale / (curvature + shift)), s over the samples.
+//
+// The width of a tile is computed once for all samples; the numbers are those of as many single samples.
+#include "gaussian.h"
+#include "lists.h"
+
+namespace {
+
+// σ of `count` elements. A piece of a tile is done as a whole tile on copies: the same arithmetic, wherever the end.
+template <bool shifted, typename T>
+CREDO_INLINE void widths(T (&sigma)[tile_size], const T* curvature, const T* shifts, T scale, T shift, int64_t count) {
+    T c[tile_size] = {}, s[tile_size] = {};
+    std::memcpy(c, curvature, count * sizeof(T));
+    if (shifted) std::memcpy(s, shifts, count * sizeof(T));
+#pragma omp simd
+    for (int i = 0; i < tile_size; ++i) sigma[i] = root(scale / (c[i] + (shifted ? s[i] : shift)));
+}
+
+// `tensors`: rows of stacks (samples, *shape), means, curvatures and shifts; sample s has the stream `stream + s`.
+template <bool shifted, typename T>
+int64_t sample_stacks(const List& list, T* const* tensors, T scale, T shift, const int64_t* seed_stream,
+                      const int64_t* indices, int64_t samples, int64_t threads) {
+    divide(list, threads, [&](int64_t k, int64_t begin, int64_t end) {
+        const T *const mean = tensors[list.count + k], *const curvature = tensors[2 * list.count + k];
+        const T* const shifts = shifted ? tensors[3 * list.count + k] : mean;
+        for (int64_t at = begin; at < end; at += tile_size) {
+            const int64_t count = smaller(tile_size, end - at);
+            T sigma[tile_size], mu[tile_size] = {}, noise[tile_size];
+            widths<shifted>(sigma, curvature + at, shifts + at, scale, shift, count);
+            std::memcpy(mu, mean + at, count * sizeof(T));
+            for (int64_t sample = 0; sample < samples; ++sample) {
+                const uint64_t stream = uint64_t(seed_stream[1]) + sample;
+                gaussians({uint64_t(seed_stream[0]), stream, uint64_t(indices[k])}, at / tile_size, noise);
+#pragma omp simd
+                for (int i = 0; i < tile_size; ++i) noise[i] = mu[i] + noise[i] * sigma[i];
+                std::memcpy(tensors[k] + sample * list.sizes[k] + at, noise, count * sizeof(T));
+            }
+        }
+    });
+    return 0;
+}
+
+}  // namespace
+
+// `layout` holds the sizes of one sample and the indices of `count` tensors.
+#define CREDO_STACKS(T, type)                                                                                          \
+    CREDO_EXPORT(sample_stacks_##type)(T* const* tensors, const int64_t* layout, int64_t count,                        \
+                                       const int64_t* seed_stream, const double* scale_shift, int64_t samples,         \
+                                       int64_t threads) {                                                              \
+        const auto run = tensors[3 * count] ? sample_stacks<true, T> : sample_stacks<false, T>;                        \
+        return run({count, layout, nullptr}, tensors, T(scale_shift[0]), T(scale_shift[1]), seed_stream,               \
+                   layout + count, samples, threads);                                                                  \
+    }
+
+CREDO_STACKS(float, f32)
+CREDO_STACKS(double, f64)
