@@ -18,6 +18,7 @@ from credo.curvature.rules import Generic, Sliced
 from credo.curvature.rules.linear import Linear
 from credo.curvature.rules.normalisation import BatchNorm
 from credo.curvature.rules.shared_input import SharedInputLinear
+from credo.curvature.vectorised import FoldedLosses, physically
 from credo.errors import CallOrderError, UnsupportedOperation
 from credo.kernels.scratch import give_back
 
@@ -42,7 +43,8 @@ class Stacks:
             finally:
                 self._index = None
 
-        losses: Tensor = torch.vmap(one, randomness="different")(torch.arange(self._samples))
+        with FoldedLosses(self._samples):
+            losses: Tensor = torch.vmap(one, randomness="different")(torch.arange(self._samples))
         return losses
 
     def apply(self, operation: Operation, sources: tuple[Source | None, ...], watch: Watch) -> Any:
@@ -65,7 +67,7 @@ class Stacks:
             twin.lead, twin.merged_from = operation.lead * self._samples, None
             return watch(self._slice(twin, sources), sources)
 
-        return Folded.apply(physical, operation.axis, self._index, *operation.tensors)  # type: ignore[no-untyped-call]
+        return physically(physical, operation.tensors, operation.axis)
 
     def _is_shared_input(
         self, operation: Operation, tensors: tuple[Any, ...], dims: tuple[int | None, ...]
@@ -111,20 +113,3 @@ class Stacks:
                 "transposition), which cannot have different weights for different slices. Use mc_samples without "
                 "slices and without vectorized."
             )
-
-
-class Folded(torch.autograd.Function):
-    """Under vmap: folds the samples into the examples, runs the operation there, and unfolds its output."""
-
-    @staticmethod
-    def forward(*_: Any) -> Any:
-        raise AssertionError("only called under vmap")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: the gradient goes through the operation that ran."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, run: Any, axis: int, index: Any, *tensors: Any) -> Any:
-        out = run(tensors, in_dims[3:])
-        return out.unflatten(axis, (info.batch_size, out.shape[axis] // info.batch_size)), axis

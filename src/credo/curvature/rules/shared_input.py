@@ -12,26 +12,60 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import Contribution, Stacked, widen
+from credo.curvature.contribution import Contribution, widen
 from credo.curvature.operation import Operation, Outputs, Pieces
+from credo.kernels.linear import squared
+from credo.kernels.scratch import scratch
+
+
+class SharedRows:
+    """x (M, I) and g (K, M, O); the sums over samples, which weight and bias both need, once."""
+
+    def __init__(self, x: Tensor, g: Tensor):
+        self.x, self.g = widen(x), widen(g)
+        self._sums: tuple[Tensor, Tensor] | None = None
+
+    def sums(self) -> tuple[Tensor, Tensor]:
+        """Σₖ gₖ and Σₖ gₖ², both (M, O)."""
+        if self._sums is None:
+            self._sums = self.g.sum(0), squared(self.g, "g").sum(0)
+        return self._sums
 
 
 class SharedProducts(Contribution):
-    """rₖᵢ = gₖᵢ xᵢᵀ from x (M, I) and g (K, M, O); example number k·M + i."""
+    """rₖᵢ = gₖᵢ xᵢᵀ; example number k·M + i."""
 
-    def __init__(self, x: Tensor, g: Tensor):
-        self.examples = g.shape[0] * g.shape[1]
-        self._x, self._g = widen(x), widen(g)
+    def __init__(self, rows: SharedRows):
+        self.examples = rows.g.shape[0] * rows.g.shape[1]
+        self._rows = rows
 
     def total(self) -> Tensor:
-        return self._g.sum(0).T @ self._x
+        return self._rows.sums()[0].T @ self._rows.x
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        return self.total(), self._g.square().sum(0).T @ self._x.square()
+        return self.total(), self._rows.sums()[1].T @ squared(self._rows.x, "x")
 
     def per_example(self, start: int, stop: int) -> Tensor:
-        rows = torch.arange(start, stop, device=self._x.device) % len(self._x)
-        return self._g.flatten(0, 1)[start:stop].unsqueeze(2) * self._x[rows].unsqueeze(1)
+        x, g = self._rows.x, self._rows.g
+        at = torch.arange(start, stop, device=x.device) % len(x)
+        return g.flatten(0, 1)[start:stop].unsqueeze(2) * x[at].unsqueeze(1)
+
+
+class SharedBias(Contribution):
+    """rₖᵢ = gₖᵢ."""
+
+    def __init__(self, rows: SharedRows):
+        self.examples = rows.g.shape[0] * rows.g.shape[1]
+        self._rows = rows
+
+    def total(self) -> Tensor:
+        return self._rows.sums()[0].sum(0)
+
+    def total_and_squares(self) -> tuple[Tensor, Tensor]:
+        return self.total(), self._rows.sums()[1].sum(0)
+
+    def per_example(self, start: int, stop: int) -> Tensor:
+        return self._rows.g.flatten(0, 1)[start:stop]
 
 
 class SharedInputLinear(Operation):
@@ -47,20 +81,20 @@ class SharedInputLinear(Operation):
         self.lead = len(weights) * len(tensors[0])
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
-        x, samples = tensors[0], len(self._weights)
+        x, columns = tensors[0], self._weights.flatten(0, 1).T
         assert x is not None
-        out = (x @ self._weights.flatten(0, 1).T).view(len(x), samples, -1)  # (M, K, O)
-        out = out if self._biases is None else out + self._biases
-        return out.transpose(0, 1).flatten(0, 1), ()  # (K·M, O)
+        by_row = scratch("by row", (len(x), columns.shape[1]), columns)
+        if self._biases is None:
+            torch.mm(x, columns, out=by_row)
+        else:
+            torch.addmm(self._biases.flatten(), x, columns, out=by_row)
+        by_sample = by_row.view(len(x), len(self._weights), -1).transpose(0, 1)  # (K, M, O)
+        return by_sample.reshape(self.lead, -1), ()
 
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
     ) -> Pieces:
         g = grads[0]
         assert g is not None
-        by_sample = g.reshape(len(self._weights), -1, g.shape[-1])
-        return (
-            None,
-            SharedProducts(saved[0].to(g.dtype), by_sample) if needed[1] else None,
-            Stacked(g) if needed[2] else None,
-        )
+        rows = SharedRows(saved[0].to(g.dtype), g.reshape(len(self._weights), -1, g.shape[-1]))
+        return None, SharedProducts(rows) if needed[1] else None, SharedBias(rows) if needed[2] else None

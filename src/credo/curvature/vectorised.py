@@ -1,0 +1,62 @@
+"""Under `torch.vmap`: operations that see all samples at once, as one longer batch.
+
+vmap's own way to a custom rule, an autograd function with a `vmap` method, gives the same and takes longer than
+many an operation on a small network; its rule for cross-entropy is a dozen operations.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C import _functorch
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch.overrides import TorchFunctionMode
+
+Physical = Callable[[tuple[Any, ...], tuple[int | None, ...]], Tensor]  # of tensors, and where their samples are
+
+
+def physically(run: Physical, tensors: Sequence[Tensor | None], axis: int) -> Tensor:
+    """What `run` makes, outside of vmap, of the tensors with their samples: (…, K·M, …), the rows at `axis`."""
+    interpreter = retrieve_current_functorch_interpreter()  # type: ignore[no-untyped-call]
+    level, samples = interpreter.level(), interpreter.batch_size()
+    pairs = [(None, None) if t is None else _functorch._unwrap_batched(t, level) for t in tensors]
+    with interpreter.lower():
+        out = run(tuple(t for t, _ in pairs), tuple(dim for _, dim in pairs))
+        out = out.unflatten(axis, (samples, out.shape[axis] // samples))
+    batched: Tensor = _functorch._add_batch_dim(out, axis, level)
+    return batched
+
+
+class FoldedLosses(TorchFunctionMode):
+    """Cross-entropy of each row, of all samples by one call."""
+
+    def __init__(self, samples: int):
+        super().__init__()
+        self._samples = samples
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func is F.cross_entropy and options.get("reduction") == "none" and _is_plain(args):
+            return physically(self._losses(options), args, 0)
+        return func(*args, **options)
+
+    def _losses(self, options: dict[str, Any]) -> Physical:
+        def losses(tensors: tuple[Any, ...], dims: tuple[int | None, ...]) -> Tensor:
+            logits, target = (self._fold(t, dim) for t, dim in zip(tensors, dims, strict=True))
+            return F.cross_entropy(logits, target, **options)
+
+        return losses
+
+    def _fold(self, tensor: Tensor, dim: int | None) -> Tensor:
+        if dim is None:
+            return tensor.repeat(self._samples, *[1] * (tensor.dim() - 1))
+        return tensor.movedim(dim, 0).flatten(0, 1)
+
+
+def _is_plain(args: tuple[Any, ...]) -> bool:
+    """Rows of logits and the number of each one's class."""
+    rows = len(args) == 2 and all(isinstance(t, Tensor) for t in args)
+    return rows and args[0].dim() == 2 and args[1].dim() == 1
