@@ -1,10 +1,13 @@
-"""Many weight samples a step: vectorised, in slices, and one after the other, in units of a plain forward + backward.
+"""Many weight samples a step: vectorised, in slices, and one after the other.
 
-python -m benchmarks.samples
+    python -m benchmarks.samples [words of the cases' titles]
+
+First column: in units of a plain forward + backward; second: in units of a step of torch's Adam.
 """
 
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -26,12 +29,19 @@ def steps_for(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Step]:
         model.zero_grad()
         F.cross_entropy(model(x), y).backward()
 
+    adam = torch.optim.Adam(model.parameters(), lr=1e-9)
+
+    def adam_step() -> None:
+        plain()
+        adam.step()
+
     def vogn(**options: object) -> Step:
         optimizer = credo.VOGN(model, lr=1e-9, data_size=50_000, initial_curvature=1.0, **options)
         return lambda: optimizer.step(losses)
 
     return {
         "forward + backward": plain,
+        "Adam": adam_step,
         "VOGN, one sample": vogn(),
         "K = 8, one after the other": vogn(mc_samples=8),
         "K = 8, vectorised": vogn(mc_samples=8, vectorized=True),
@@ -42,8 +52,8 @@ def steps_for(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Step]:
     }
 
 
-def ratios(steps: dict[str, Step], rounds: int) -> dict[str, float]:
-    """Medians of the paired ratios to the first step, all taking turns."""
+def measured(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every round, all taking turns."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     gc.disable()
     for k in range(rounds + 3):
@@ -53,10 +63,11 @@ def ratios(steps: dict[str, Step], rounds: int) -> dict[str, float]:
             if k >= 3:
                 times[name].append(time.perf_counter() - start)
     gc.enable()
-    base = next(iter(times.values()))
-    return {
-        name: statistics.median(t / b for t, b in zip(own, base, strict=True)) for name, own in times.items()
-    }
+    return times
+
+
+def paired(times: list[float], baseline: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(times, baseline, strict=True))
 
 
 def main() -> None:
@@ -66,9 +77,13 @@ def main() -> None:
         "LeNet-5, batch 128": (LeNet5(), torch.randn(128, 3, 32, 32), 15),
     }
     for title, (model, x, rounds) in cases.items():
+        if not all(word in title for word in sys.argv[1:]):
+            continue
         print(title)
-        for name, ratio in ratios(steps_for(model, x, torch.randint(0, 10, (len(x),))), rounds).items():
-            print(f"  {name:28} {ratio:6.2f}")
+        times = measured(steps_for(model, x, torch.randint(0, 10, (len(x),))), rounds)
+        plain, adam = times["forward + backward"], times["Adam"]
+        for name, own in times.items():
+            print(f"  {name:28} {paired(own, plain):6.2f} {paired(own, adam):6.2f}")
 
 
 if __name__ == "__main__":
