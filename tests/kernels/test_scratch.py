@@ -48,3 +48,14 @@ def test_statistics_that_are_kept_do_not_change_with_later_blocks() -> None:
         kept.append(stats)
     for stats, square in zip(kept, expected, strict=True):
         assert torch.equal(stats.squares[model.weight], square)
+
+
+def test_no_more_is_kept_than_was_lent() -> None:
+    like = torch.empty(0)
+    first = lend((3, 17), like)
+    given = [first, *(torch.empty(3, 17) for _ in range(5)), torch.empty(5, 19)]
+    give_back(given)
+    kept = {tensor.data_ptr() for tensor in given}
+    assert lend((3, 17), like).data_ptr() == first.data_ptr()
+    assert lend((3, 17), like).data_ptr() not in kept
+    assert lend((5, 19), like).data_ptr() not in kept

@@ -18,7 +18,7 @@ from credo.curvature.rules import Generic, Sliced
 from credo.curvature.rules.linear import Linear
 from credo.curvature.rules.normalisation import BatchNorm
 from credo.curvature.rules.shared_input import SharedInputLinear
-from credo.curvature.vectorised import FoldedLosses, physically
+from credo.curvature.vectorised import FoldedLosses, physically, unwrapped
 from credo.errors import CallOrderError, UnsupportedOperation
 from credo.kernels.scratch import give_back
 
@@ -35,17 +35,19 @@ class Stacks:
 
     def vectorised(self, closure: Callable[[], Tensor]) -> Tensor:
         """The closure's losses for all samples, (K, M) or (K,), by one run of it."""
+        kept: list[Tensor] = []
 
         def one(index: Tensor) -> Tensor:
             self._index = index
             try:
-                return closure()
+                kept.append(unwrapped(closure()))
             finally:
                 self._index = None
+            return index  # what vmap returns it keeps until the garbage collector comes: not a whole graph
 
         with FoldedLosses(self._samples):
-            losses: Tensor = torch.vmap(one, randomness="different")(torch.arange(self._samples))
-        return losses
+            torch.vmap(one, randomness="different")(torch.arange(self._samples))
+        return kept[0]
 
     def apply(self, operation: Operation, sources: tuple[Source | None, ...], watch: Watch) -> Any:
         """Runs a watched operation with each example's own weights."""

@@ -28,6 +28,16 @@ def physically(run: Physical, tensors: Sequence[Tensor | None], axis: int) -> Te
     return batched
 
 
+def unwrapped(losses: Any) -> Any:
+    """What a function under vmap returned, with its samples first: (K, …); what is no tensor as it is."""
+    if not isinstance(losses, Tensor):
+        return losses
+    interpreter = retrieve_current_functorch_interpreter()  # type: ignore[no-untyped-call]
+    tensor, dim = _functorch._unwrap_batched(losses, interpreter.level())
+    with interpreter.lower():
+        return tensor.expand(interpreter.batch_size(), *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
 class FoldedLosses(TorchFunctionMode):
     """Cross-entropy of each row, of all samples by one call."""
 

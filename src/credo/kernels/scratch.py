@@ -8,6 +8,7 @@ import atexit
 import math
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,7 @@ SHELF = 64 << 20  # bytes that may wait to be lent again
 
 _kept = threading.local()
 _shelf: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
+_wanted: Counter[tuple[tuple[int, ...], torch.dtype]] = Counter()  # how many were ever lent at a time
 
 
 def workspace(name: str, size: int, like: Tensor) -> int:
@@ -55,24 +57,31 @@ def lend(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
     Who drops it instead of giving it back loses nothing but its reuse.
     """
-    waiting = _shelf.get((shape, like.dtype)) if like.is_cpu else None
+    if not like.is_cpu:
+        return like.new_empty(shape)
     try:
-        return waiting.pop() if waiting else like.new_empty(shape)
-    except IndexError:  # another thread was quicker
+        return _shelf[shape, like.dtype].pop()
+    except (KeyError, IndexError):  # none was given back, or another thread was quicker
+        _wanted[shape, like.dtype] += 1
         return like.new_empty(shape)
 
 
 def give_back(tensors: Iterable[Tensor]) -> None:
-    """Takes tensors that nobody will look at again, whole contiguous ones on the CPU; the rest is dropped."""
+    """Takes tensors that nobody will look at again, whole contiguous ones on the CPU; the rest is dropped.
+
+    And no more of a kind than were ever lent: squares that are given back need not have been lent.
+    """
     if sys.is_finalizing():
         return  # torch may be gone before the shelf is
     waiting = sum(
         len(row) * math.prod(shape) * dtype.itemsize for (shape, dtype), row in list(_shelf.items())
     )
     for tensor in tensors:
-        used = tensor.nbytes
-        if tensor.is_cpu and tensor.is_contiguous() and 0 < used <= SHELF - waiting and _is_whole(tensor):
-            _shelf.setdefault((tuple(tensor.shape), tensor.dtype), []).append(tensor)
+        used, key = tensor.nbytes, (tuple(tensor.shape), tensor.dtype)
+        row = _shelf.setdefault(key, [])
+        missing = len(row) < _wanted[key] and 0 < used <= SHELF - waiting
+        if missing and tensor.is_cpu and tensor.is_contiguous() and _is_whole(tensor):
+            row.append(tensor)
             waiting += used
 
 

@@ -61,7 +61,7 @@ class SquaresOptimizer(BayesianOptimizer):
             p.grad = None
         with watching(self._subjects(parameters), "mean", stacks=stacks) as stats:
             losses = stacks.vectorised(closure)
-            loss = finish_closure(losses.flatten(), stats, "mean")
+            loss = finish_closure(losses.flatten() if isinstance(losses, Tensor) else losses, stats, "mean")
         self.counters["draws"] += samples
         self._gather(stats, parameters, [None] * len(parameters), None)
         self._gathered.vectorized = True

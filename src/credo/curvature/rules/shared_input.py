@@ -15,7 +15,7 @@ from torch import Tensor
 from credo.curvature.contribution import Contribution, widen
 from credo.curvature.operation import Operation, Outputs, Pieces
 from credo.kernels.linear import squared
-from credo.kernels.scratch import scratch
+from credo.kernels.scratch import lend, scratch
 
 
 class SharedRows:
@@ -43,7 +43,9 @@ class SharedProducts(Contribution):
         return self._rows.sums()[0].T @ self._rows.x
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        return self.total(), self._rows.sums()[1].T @ squared(self._rows.x, "x")
+        of_g, x = self._rows.sums()[1], self._rows.x
+        squares = lend((of_g.shape[1], x.shape[1]), x)
+        return self.total(), torch.mm(of_g.T, squared(x, "x"), out=squares)
 
     def per_example(self, start: int, stop: int) -> Tensor:
         x, g = self._rows.x, self._rows.g
@@ -83,13 +85,14 @@ class SharedInputLinear(Operation):
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
         x, columns = tensors[0], self._weights.flatten(0, 1).T
         assert x is not None
-        by_row = scratch("by row", (len(x), columns.shape[1]), columns)
-        if self._biases is None:
-            torch.mm(x, columns, out=by_row)
-        else:
-            torch.addmm(self._biases.flatten(), x, columns, out=by_row)
+        by_row = torch.mm(x, columns, out=scratch("by row", (len(x), columns.shape[1]), columns))
         by_sample = by_row.view(len(x), len(self._weights), -1).transpose(0, 1)  # (K, M, O)
-        return by_sample.reshape(self.lead, -1), ()
+        out = by_row.new_empty(by_sample.shape)
+        if self._biases is None:
+            out.copy_(by_sample)
+        else:
+            torch.add(by_sample, self._biases.unsqueeze(1), out=out)
+        return out.flatten(0, 1), ()
 
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
