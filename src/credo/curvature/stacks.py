@@ -20,7 +20,7 @@ from credo.curvature.rules.normalisation import BatchNorm
 from credo.curvature.rules.shared_input import SharedInputLinear
 from credo.curvature.vectorised import FoldedLosses, physically, unwrapped
 from credo.errors import CallOrderError, UnsupportedOperation
-from credo.kernels.scratch import give_back
+from credo.kernels.scratch import expect_large_blocks, give_back
 
 
 class Stacks:
@@ -29,6 +29,7 @@ class Stacks:
     def __init__(self, weights: dict[int, Tensor], samples: int):
         self._weights, self._samples = weights, samples
         self._index: Tensor | None = None  # under vmap, the number of the sample
+        expect_large_blocks()
 
     def __del__(self) -> None:
         give_back(self._weights.values())  # for the next step; a graph that still has them can run no more

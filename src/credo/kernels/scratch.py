@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 LIMIT = 24 << 20  # bytes that all the buffers of one kernel may have together
 SHELF = 64 << 20  # bytes that may wait to be lent again
+BRIEF = 16 << 20  # bytes of one block that comes and goes
 
 _kept = threading.local()
 _shelf: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
@@ -83,6 +85,16 @@ def give_back(tensors: Iterable[Tensor]) -> None:
         if missing and tensor.is_cpu and tensor.is_contiguous() and _is_whole(tensor):
             row.append(tensor)
             waiting += used
+
+
+@cache
+def expect_large_blocks() -> None:
+    """Has the C library keep up to 32 MB of freed memory, for tensors of megabytes that come and go at every step.
+
+    glibc keeps twice the largest mapped block that was ever freed; before that it gives back, at the end of every
+    step, what the next one must fault in again. This frees such a block; it is never touched, and costs nothing.
+    """
+    torch.empty(BRIEF, dtype=torch.uint8)
 
 
 def _is_whole(tensor: Tensor) -> bool:
