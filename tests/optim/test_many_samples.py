@@ -1,12 +1,15 @@
 """Slices with samples of their own, and vectorised samples, against one sample after the other."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import credo
-from credo.errors import InvalidValue, UnsupportedOperation
+from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
 from tests.optim.replay import clone_with, snapshot
 
 
@@ -212,3 +215,29 @@ def test_a_closure_that_calls_backward_cannot_be_vectorised():
     with pytest.raises(credo.errors.CallOrderError, match=r"vectorized.*without calling backward"):
         optimizer.step(closure)
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+def test_vectorised_steps_leave_no_graph_behind():
+    """Not even until the garbage collector comes, which in a training loop is many steps later."""
+    model, seen = torch.nn.Linear(4, 3), []
+    optimizer = credo.VOGN(model, data_size=100, initial_curvature=1.0, mc_samples=3, vectorized=True)
+    x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
+
+    def closure():
+        logits = model(x)
+        seen.append(weakref.ref(logits))
+        return F.cross_entropy(logits, y, reduction="none")
+
+    gc.disable()
+    try:
+        optimizer.step(closure)
+        assert seen[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_vectorised_closure_must_return_a_tensor():
+    model = torch.nn.Linear(4, 3)
+    optimizer = credo.VOGN(model, data_size=100, initial_curvature=1.0, mc_samples=3, vectorized=True)
+    with pytest.raises(InvalidType, match="tensor"):
+        optimizer.step(lambda: 1.0)

@@ -13,17 +13,19 @@ from torch._C import _functorch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.overrides import TorchFunctionMode
 
-Physical = Callable[[tuple[Any, ...], tuple[int | None, ...]], Tensor]  # of tensors, and where their samples are
+Physical = Callable[
+    [tuple[Any, ...], tuple[int | None, ...]], Tensor
+]  # of tensors, and where their samples are
 
 
 def physically(run: Physical, tensors: Sequence[Tensor | None], axis: int) -> Tensor:
     """What `run` makes, outside of vmap, of the tensors with their samples: (…, K·M, …), the rows at `axis`."""
-    interpreter = retrieve_current_functorch_interpreter()  # type: ignore[no-untyped-call]
+    interpreter: Any = retrieve_current_functorch_interpreter()
     level, samples = interpreter.level(), interpreter.batch_size()
     pairs = [(None, None) if t is None else _functorch._unwrap_batched(t, level) for t in tensors]
     with interpreter.lower():
         out = run(tuple(t for t, _ in pairs), tuple(dim for _, dim in pairs))
-        out = out.unflatten(axis, (samples, out.shape[axis] // samples))
+        out = out.unflatten(axis, (samples, out.shape[axis] // samples))  # type: ignore[no-untyped-call]
     batched: Tensor = _functorch._add_batch_dim(out, axis, level)
     return batched
 
@@ -32,10 +34,12 @@ def unwrapped(losses: Any) -> Any:
     """What a function under vmap returned, with its samples first: (K, …); what is no tensor as it is."""
     if not isinstance(losses, Tensor):
         return losses
-    interpreter = retrieve_current_functorch_interpreter()  # type: ignore[no-untyped-call]
+    interpreter: Any = retrieve_current_functorch_interpreter()
     tensor, dim = _functorch._unwrap_batched(losses, interpreter.level())
     with interpreter.lower():
-        return tensor.expand(interpreter.batch_size(), *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        return (
+            tensor.expand(interpreter.batch_size(), *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        )
 
 
 class FoldedLosses(TorchFunctionMode):

@@ -23,7 +23,7 @@ def sample_stacks_(
     stream: int,
     indices: Sequence[int],
 ) -> None:
-    """stacks[s] ← mean + ε·√(scale / (curvature + shift)), ε of stream + s; `shift` is a number, or a tensor for each."""
+    """stacks[s] ← mean + ε·√(scale / (curvature + shift)), ε of stream + s; `shift` is one number, or tensors."""
     shifts = None if isinstance(shift, float | int) else shift
     rows = [stacks, means, curvatures, *([] if shifts is None else [shifts])]
     contiguous = all(tensor.is_contiguous() for row in rows for tensor in row)
@@ -39,4 +39,4 @@ def sample_stacks_(
     pointers = lists.addresses(stacks, means, curvatures, shifts)
     key, threads = integers(seed, stream), c_int64(torch.get_num_threads())
     kernel(pointers, layout, c_int64(len(means)), key, numbers, c_int64(samples), threads)
-    increment_version(stacks)  # type: ignore[arg-type]
+    increment_version(stacks)

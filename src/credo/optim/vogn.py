@@ -95,7 +95,9 @@ class VOGN(GaussNewton):
     def _draw(self, draw: int) -> None:
         for alike in self._alike():
             weights = [b.parameter.detach() for b in alike.beliefs]
-            noise.sample_all_(weights, *alike.widths(), self.settings["seed"], draw, alike.places, [0] * len(weights))
+            noise.sample_all_(
+                weights, *alike.widths(), self.settings["seed"], draw, alike.places, [0] * len(weights)
+            )
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
         stacks: dict[int, Tensor] = {}
