@@ -12,7 +12,7 @@ from credo.curvature.stacks import Stacks
 from credo.kernels import noise
 from credo.kernels.scratch import lend
 from credo.kernels.stacked_noise import sample_stacks_
-from credo.optim.beliefs import Alike
+from credo.optim.beliefs import Alike, Belief
 from credo.optim.gauss_newton import GaussNewton
 from credo.posterior import Posterior
 
