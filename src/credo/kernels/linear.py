@@ -16,9 +16,11 @@ from credo.kernels.layout import widened
 from credo.kernels.scratch import lend, scratch, workspace
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
-FUSED = 3 << 20  # multiplications: beyond, the library's matrix products are faster
+FUSED = 32 << 20  # multiplications: beyond, the library's matrix products are as fast
+PACKED = 1 << 20  # elements of g, of which the kernel makes a copy with squares
 _NAMES = {torch.float32: "row_sums_f32", torch.float64: "row_sums_f64"}
-_workspaces: dict[tuple[int, ...], int] = {}  # how much scratch a kernel needs for given sizes
+_Pointers = ctypes.c_void_p * 7
+_known: dict[tuple[int, tuple[int, int, int], int], "Fused"] = {}  # by kernel, sizes and threads
 
 
 def row_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,26 +32,46 @@ def layer_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`row_sums`, and those of the bias: Σᵢgᵢ and Σᵢgᵢ², both (O)."""
     if x.dtype is not torch.float32 or g.dtype is not torch.float32:
         x, g = widened(x, g)
-    if x.is_cpu and 0 < x.numel() * g.shape[1] < FUSED:
+    (examples, inputs), outputs = x.shape, g.shape[1]
+    if x.is_cpu and 0 < examples * inputs * outputs < FUSED and examples * outputs < PACKED:
         kernel = native.kernel(_NAMES[x.dtype])
         if kernel is not None:
-            return _fused(kernel, x.contiguous(), g.contiguous())
+            return _fused(kernel, (examples, inputs, outputs), x)(x.contiguous(), g.contiguous())
     return _products(x, g)
 
 
-def _fused(kernel: native.Kernel, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The C++ kernel, which reads x and g once for all four sums."""
-    (examples, inputs), outputs, threads = x.shape, g.shape[1], torch.get_num_threads()
-    total, squares = g.new_empty(outputs, inputs), lend((outputs, inputs), g)
-    bias_total, bias_squares = g.new_empty(outputs), lend((outputs,), g)
-    sizes = (ctypes.c_int64 * 3)(examples, inputs, outputs)
-    key = (id(kernel), examples, inputs, outputs, threads)
-    if key not in _workspaces:  # without memory the kernel only says how much of it it needs
-        _workspaces[key] = kernel((ctypes.c_void_p * 7)(), sizes, ctypes.c_int64(threads)) // x.element_size()
-    at = [t.data_ptr() for t in (x, g, total, squares, bias_total, bias_squares)]
-    memory = workspace("row sums", _workspaces[key], x)
-    kernel((ctypes.c_void_p * 7)(*at, memory), sizes, ctypes.c_int64(threads))
-    return total, squares, bias_total, bias_squares
+class Fused:
+    """The C++ kernel, which reads x and g once for all four sums, for layers of one size: what calls have in common."""
+
+    def __init__(self, kernel: native.Kernel, sizes: tuple[int, int, int], threads: int, item_bytes: int):
+        _, inputs, outputs = sizes
+        self._kernel, self._sizes, self._threads = kernel, native.integers(*sizes), ctypes.c_int64(threads)
+        self._weight, self._bias = (outputs, inputs), (outputs,)
+        # Without memory the kernel only says how much of it it needs.
+        self._scratch = kernel(_Pointers(), self._sizes, self._threads) // item_bytes
+
+    def __call__(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        total, squares = g.new_empty(self._weight), lend(self._weight, g)
+        bias_total, bias_squares = g.new_empty(self._bias), lend(self._bias, g)
+        pointers = _Pointers(
+            x.data_ptr(),
+            g.data_ptr(),
+            total.data_ptr(),
+            squares.data_ptr(),
+            bias_total.data_ptr(),
+            bias_squares.data_ptr(),
+            workspace("row sums", self._scratch, x),
+        )
+        self._kernel(pointers, self._sizes, self._threads)
+        return total, squares, bias_total, bias_squares
+
+
+def _fused(kernel: native.Kernel, sizes: tuple[int, int, int], like: Tensor) -> Fused:
+    key = (id(kernel), sizes, torch.get_num_threads())
+    known = _known.get(key)
+    if known is None:
+        known = _known[key] = Fused(kernel, sizes, key[2], like.element_size())
+    return known
 
 
 def _products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

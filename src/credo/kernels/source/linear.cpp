@@ -11,7 +11,8 @@ namespace {
 
 constexpr int vectors = 2;
 constexpr int rows = registers == 32 ? 6 : 3;  // 2 · rows · vectors sums, and 2 · vectors loads, fit the registers
-constexpr int64_t block = 256;                 // examples in a packed panel: it stays in the cache
+constexpr int lanes = registers == 32 ? 8 : 4;  // the rows of a strip, filled up to a vector's length
+constexpr int64_t block = 128;                 // examples in a packed panel: with a strip it stays in the first cache
 constexpr int64_t small = 1 << 18;             // multiplications: below this a second thread is not worth waking
 
 template <typename T>
@@ -33,23 +34,27 @@ CREDO_INLINE const T* copy(const T* from, int64_t count, T* to) {
     return to;
 }
 
-// The gradients of one strip of outputs as [example][g of each row, then g² of each row]; missing rows are zero.
+// The gradients of one strip of outputs as [example][g of each row, then g² of each row], `lanes` apart. What stands
+// where there is no row is never used: it belongs to the next output or the next example, and only the last example,
+// or a strip at the edge, has to be copied not to read beyond the end.
 template <typename T>
 void pack_strip(const Problem<T>& p, int64_t strip, T* to) {
-    T sums[2 * rows] = {};
-    for (int64_t m = 0; m < p.examples; ++m, to += 2 * rows) {
-        for (int r = 0; r < rows; ++r) {
-            const int64_t o = strip * rows + r;
-            const T g = o < p.outputs ? p.g[m * p.outputs + o] : T(0);
-            sums[r] += to[r] = g;
-            sums[rows + r] += to[rows + r] = g * g;
-        }
+    typedef T Vector __attribute__((vector_size(lanes * sizeof(T)), aligned(sizeof(T)), may_alias));
+    const int64_t begin = strip * rows, kept = smaller(p.outputs - begin, rows);
+    Vector sums = {}, sums_of_squares = {};
+    for (int64_t m = 0; m < p.examples; ++m, to += 2 * lanes) {
+        const T* from = p.g + m * p.outputs + begin;
+        T last[lanes] = {};
+        if (m == p.examples - 1 || kept < rows) from = copy(from, kept, last);
+        const Vector g = *reinterpret_cast<const Vector*>(from), squares = g * g;
+        *reinterpret_cast<Vector*>(to) = g;
+        *reinterpret_cast<Vector*>(to + lanes) = squares;
+        sums += g;
+        sums_of_squares += squares;
     }
     if (!p.bias_total) return;
-    for (int r = 0; r < rows && strip * rows + r < p.outputs; ++r) {
-        p.bias_total[strip * rows + r] = sums[r];
-        p.bias_squares[strip * rows + r] = sums[rows + r];
-    }
+    copy(reinterpret_cast<const T*>(&sums), kept, p.bias_total + begin);
+    copy(reinterpret_cast<const T*>(&sums_of_squares), kept, p.bias_squares + begin);
 }
 
 // The inputs of one panel as [example][x of each column, then x² of each column]; missing columns are zero.
@@ -71,67 +76,86 @@ void pack_panel(const Problem<T>& p, int64_t panel, int64_t first, int64_t last,
     }
 }
 
-// Adds a block of examples to a tile of sums, [row][column of total, then of squares].
+// One tile of sums, `rows` outputs by `vectors` vectors of inputs; its rows lie `stride` apart.
 template <typename T>
-void multiply(const T* panel, const T* strip, int64_t examples, T* tile) {
+struct Tile {
+    T *total, *squares;
+    int64_t stride;
+};
+
+// Adds a block of examples to a tile, or begins it; `used` of a panel's vectors are not empty.
+template <int used = vectors, typename T>
+void multiply(const T* panel, const T* strip, int64_t examples, Tile<T> tile, bool begins) {
     typedef Simd<T> S;
     constexpr int width = S::width, columns = vectors * width;
-    typename S::Vector total[rows][vectors], squares[rows][vectors];
+    typename S::Vector total[rows][used], squares[rows][used];
     CREDO_UNROLL
     for (int r = 0; r < rows; ++r)
         CREDO_UNROLL
-        for (int v = 0; v < vectors; ++v) {
-            total[r][v] = S::load(tile + (2 * r) * columns + v * width);
-            squares[r][v] = S::load(tile + (2 * r + 1) * columns + v * width);
+        for (int v = 0; v < used; ++v) {
+            const int64_t at = r * tile.stride + v * width;
+            total[r][v] = begins ? typename S::Vector{} : S::load(tile.total + at);
+            squares[r][v] = begins ? typename S::Vector{} : S::load(tile.squares + at);
         }
-    for (int64_t m = 0; m < examples; ++m, panel += 2 * columns, strip += 2 * rows) {
-        typename S::Vector x[vectors], q[vectors];
+    for (int64_t m = 0; m < examples; ++m, panel += 2 * columns, strip += 2 * lanes) {
+        typename S::Vector x[used], q[used];
         CREDO_UNROLL
-        for (int v = 0; v < vectors; ++v) {
+        for (int v = 0; v < used; ++v) {
             x[v] = S::load(panel + v * width);
             q[v] = S::load(panel + columns + v * width);
         }
         CREDO_UNROLL
         for (int r = 0; r < rows; ++r)
             CREDO_UNROLL
-            for (int v = 0; v < vectors; ++v) {
+            for (int v = 0; v < used; ++v) {
                 total[r][v] += strip[r] * x[v];
-                squares[r][v] += strip[rows + r] * q[v];
+                squares[r][v] += strip[lanes + r] * q[v];
             }
     }
     CREDO_UNROLL
     for (int r = 0; r < rows; ++r)
         CREDO_UNROLL
-        for (int v = 0; v < vectors; ++v) {
-            S::store(tile + (2 * r) * columns + v * width, total[r][v]);
-            S::store(tile + (2 * r + 1) * columns + v * width, squares[r][v]);
+        for (int v = 0; v < used; ++v) {
+            const int64_t at = r * tile.stride + v * width;
+            S::store(tile.total + at, total[r][v]);
+            S::store(tile.squares + at, squares[r][v]);
         }
 }
 
-// One panel of inputs against all strips of outputs.
+// `multiply` for a tile that reaches over the edge of the sums: on a copy, of which what exists is kept.
 template <typename T>
-void sum_panel(const Problem<T>& p, int64_t panel, const T* strips, T* packed) {
+void multiply_at_edge(const T* panel, const T* strip, int64_t examples, Tile<T> tile, bool begins, int64_t kept,
+                      int64_t count) {
     constexpr int64_t columns = Problem<T>::columns();
-    const int64_t begin = panel * columns, count = smaller(p.inputs - begin, columns);
+    T total[rows][columns] = {}, squares[rows][columns] = {};
+    for (int64_t r = 0; r < kept && !begins; ++r) {
+        copy(tile.total + r * tile.stride, count, total[r]);
+        copy(tile.squares + r * tile.stride, count, squares[r]);
+    }
+    const auto add = count > Simd<T>::width ? multiply<vectors, T> : multiply<1, T>;
+    add(panel, strip, examples, {total[0], squares[0], columns}, begins);
+    for (int64_t r = 0; r < kept; ++r) {
+        copy(total[r], count, tile.total + r * tile.stride);
+        copy(squares[r], count, tile.squares + r * tile.stride);
+    }
+}
+
+// One panel of inputs against the strips [begin, end) of outputs.
+template <typename T>
+void sum_panel(const Problem<T>& p, int64_t panel, int64_t begin, int64_t end, const T* strips, T* packed) {
+    constexpr int64_t columns = Problem<T>::columns();
+    const int64_t left = panel * columns, count = smaller(p.inputs - left, columns);
     for (int64_t first = 0; first < p.examples; first += block) {
-        const int64_t last = smaller(p.examples, first + block);
-        pack_panel(p, panel, first, last, packed);
-        for (int64_t strip = 0; strip < p.strips(); ++strip) {
-            T tile[rows][2][columns];
-            const int64_t o = strip * rows, kept = smaller(p.outputs - o, rows);
-            T* const to = p.total + o * p.inputs + begin;
-            T* const to_squares = p.squares + o * p.inputs + begin;
-            for (int64_t r = 0; r < rows; ++r)
-                for (int64_t c = 0; c < columns; ++c) {
-                    const bool known = first > 0 && r < kept && c < count;
-                    tile[r][0][c] = known ? to[r * p.inputs + c] : T(0);
-                    tile[r][1][c] = known ? to_squares[r * p.inputs + c] : T(0);
-                }
-            multiply(packed, strips + (strip * p.examples + first) * 2 * rows, last - first, &tile[0][0][0]);
-            for (int64_t r = 0; r < kept; ++r) {
-                copy(tile[r][0], count, to + r * p.inputs);
-                copy(tile[r][1], count, to_squares + r * p.inputs);
-            }
+        const int64_t examples = smaller(p.examples - first, block);
+        pack_panel(p, panel, first, first + examples, packed);
+        for (int64_t strip = begin; strip < end; ++strip) {
+            const T* const gradients = strips + (strip * p.examples + first) * 2 * lanes;
+            const int64_t at = strip * rows * p.inputs + left, kept = smaller(p.outputs - strip * rows, rows);
+            const Tile<T> tile = {p.total + at, p.squares + at, p.inputs};
+            if (kept == rows && count == columns)
+                multiply(packed, gradients, examples, tile, first == 0);
+            else
+                multiply_at_edge(packed, gradients, examples, tile, first == 0, kept, count);
         }
     }
 }
@@ -139,7 +163,7 @@ void sum_panel(const Problem<T>& p, int64_t panel, const T* strips, T* packed) {
 // Without `scratch`: the bytes of it that are needed. The arithmetic of an element does not depend on the threads.
 template <typename T>
 int64_t row_sums(const Problem<T>& p, T* scratch, int64_t threads) {
-    const int64_t panel_size = block * 2 * Problem<T>::columns(), strip_size = p.examples * 2 * rows;
+    const int64_t panel_size = block * 2 * Problem<T>::columns(), strip_size = p.examples * 2 * lanes;
     if (!scratch) return (p.strips() * strip_size + threads * panel_size) * int64_t(sizeof(T));
     if (p.examples * p.inputs * p.outputs < small) threads = 1;
     T* panels = scratch + p.strips() * strip_size;
@@ -147,9 +171,15 @@ int64_t row_sums(const Problem<T>& p, T* scratch, int64_t threads) {
     {
 #pragma omp for schedule(static)
         for (int64_t strip = 0; strip < p.strips(); ++strip) pack_strip(p, strip, scratch + strip * strip_size);
-#pragma omp for schedule(static)
-        for (int64_t panel = 0; panel < p.panels(); ++panel)
-            sum_panel(p, panel, scratch, panels + thread_number() * panel_size);
+        // A share is a stretch of tiles, panel after panel: it may begin and end in the middle of a panel.
+        const int64_t tiles = p.panels() * p.strips();
+#pragma omp for schedule(static, 1)
+        for (int64_t part = 0; part < threads; ++part)
+            for (int64_t tile = tiles * part / threads, last = tiles * (part + 1) / threads; tile < last;) {
+                const int64_t begin = tile % p.strips(), end = smaller(p.strips(), begin + last - tile);
+                sum_panel(p, tile / p.strips(), begin, end, scratch, panels + part * panel_size);
+                tile += end - begin;
+            }
     }
     return 0;
 }
