@@ -9,7 +9,6 @@ from torch.autograd.graph import increment_version
 
 from credo.kernels import lists
 from credo.kernels.lists import Row
-from credo.kernels.native import integers
 
 LARGEST = 1e30  # an infinite curvature would be a variance of zero
 
@@ -32,9 +31,8 @@ def restore_all_(weights: Row, means: Row, products: Row, gradients: Row, add: b
     if not weights:
         return
     rows = weights, means, products, gradients
-    kernel = lists.native("restore", *rows) if lists.aligned(*rows) else None
-    if kernel is not None:
-        kernel(lists.addresses(*rows), *_layout(weights), c_int64(add), _threads())
+    if call := lists.call("restore", *rows):
+        call.kernel(*call[1:], c_int64(add), _threads())
         increment_version([*weights, *products])
         return
     for weight, mean, product, gradient in zip(*rows, strict=True):
@@ -59,11 +57,8 @@ def ivon_all_(
         return
     number, priors = (float(prior), None) if isinstance(prior, float | int) else (0.0, prior)
     rows = [means, momenta, curvatures, gradients, products]
-    given = [row for row in (priors, prior_means) if row is not None]
-    kernel = lists.native("ivon", *rows, *given) if lists.aligned(*rows, *given) else None
-    if kernel is not None:
-        numbers = lists.doubles(*settings, number)
-        kernel(lists.addresses(*rows, priors, prior_means), *_layout(means), numbers, _threads())
+    if call := lists.call("ivon", *rows, priors, prior_means):
+        call.kernel(*call[1:], lists.doubles(*settings, number), _threads())
         increment_version([*means, *momenta, *curvatures])
         return
     for k, mean in enumerate(means):
@@ -90,10 +85,6 @@ def _ivon_twin(
     curvature.add_(d).add_(d * (d / (2 * total))).clamp_(max=LARGEST)
     step = (momentum * settings.correction + away * prior) / (curvature + prior)
     mean.sub_(settings.lr * step.clamp_(-settings.radius, settings.radius))
-
-
-def _layout(tensors: Row) -> tuple[object, c_int64]:
-    return integers(*[tensor.numel() for tensor in tensors]), c_int64(len(tensors))
 
 
 def _threads() -> c_int64:

@@ -2,23 +2,55 @@
 
 import ctypes
 from collections.abc import Sequence
+from struct import pack
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from credo.kernels.native import Kernel, kernel, suffix
+from credo.kernels.native import Kernel, kernel
 
 Row = Sequence[Tensor]  # one tensor for each parameter
+_SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 
 
-def native(name: str, *rows: Row) -> Kernel | None:
-    """The C function for these tensors; None where one is not on the CPU, or not of the first one's type."""
-    dtype = rows[0][0].dtype if rows[0] else None
-    if dtype is not torch.float32 and dtype is not torch.float64:
+class Call(NamedTuple):
+    """A C function and its first arguments: the addresses of all tensors, row after row, their sizes and their number.
+
+    Arrays are packed bytes, which ctypes passes as a pointer and makes several times faster than its own arrays.
+    """
+
+    kernel: Kernel
+    addresses: bytes
+    sizes: bytes
+    count: ctypes.c_int64
+
+
+def call(name: str, *rows: Row | None) -> Call | None:
+    """How to call a kernel for these tensors; None where a twin must do it. A row that is None has null pointers.
+
+    A kernel wants all of them on the CPU and of one type, and the elements of each parameter's tensors in the same
+    order without gaps. That is asked in one walk: on a small network the questions take longer than the kernel.
+    """
+    first = rows[0]
+    if not first or (dtype := first[0].dtype) not in _SUFFIXES:
         return None
-    if not all(tensor.is_cpu and tensor.dtype is dtype for row in rows for tensor in row):
+    pointers: list[int] = []
+    contiguous = True
+    for row in rows:
+        for tensor in row or ():
+            if tensor.dtype is not dtype or not tensor.is_cpu:
+                return None
+            contiguous = contiguous and tensor.is_contiguous()
+            pointers.append(tensor.data_ptr())
+        if row is None:
+            pointers += [0] * len(first)
+    if not contiguous and not aligned(*(row for row in rows if row is not None)):
         return None
-    return kernel(f"{name}_{suffix(dtype)}")
+    if (function := kernel(f"{name}_{_SUFFIXES[dtype]}")) is None:
+        return None
+    sizes = whole_numbers(*[tensor.numel() for tensor in first])
+    return Call(function, pack(f"{len(pointers)}P", *pointers), sizes, ctypes.c_int64(len(first)))
 
 
 def aligned(*rows: Row) -> bool:
@@ -58,13 +90,11 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def addresses(*rows: Row | None) -> ctypes.Array[ctypes.c_void_p]:
-    """Pointers to all tensors, row after row; a row that is None has null pointers, as many as the first."""
-    absent = [None] * len(rows[0] or ())
-    pointers = [p for row in rows for p in (absent if row is None else [tensor.data_ptr() for tensor in row])]
-    return (ctypes.c_void_p * len(pointers))(*pointers)
+def whole_numbers(*values: int) -> bytes:
+    """The values as an array of int64."""
+    return pack(f"{len(values)}q", *values)
 
 
-def doubles(*values: float) -> ctypes.Array[ctypes.c_double]:
+def doubles(*values: float) -> bytes:
     """The values as an array of double."""
-    return (ctypes.c_double * len(values))(*values)
+    return pack(f"{len(values)}d", *values)

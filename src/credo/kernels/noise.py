@@ -59,9 +59,9 @@ def normal_all_(outs: Row, seed: int, stream: int, indices: Sequence[int], start
     """`normal_` for many tensors in one call."""
     _check(outs, seed, stream, indices, starts)
     rows = [out if lists.is_dense(out) else torch.empty_like(out) for out in outs]
-    if kernel := lists.native("normal", rows):
-        layout = integers(*[row.numel() for row in rows], *indices, *starts)
-        kernel(lists.addresses(rows), layout, c_int64(len(rows)), integers(seed, stream), _threads())
+    if call := lists.call("normal", rows):
+        layout = call.sizes + lists.whole_numbers(*indices, *starts)
+        call.kernel(call.addresses, layout, call.count, integers(seed, stream), _threads())
         increment_version(rows)
     else:
         for k, begin, end, noise in _draws(rows, seed, stream, indices, starts):
@@ -87,11 +87,10 @@ def sample_all_(
     rows = [weights, weights if means is None else means, curvatures, *([] if shifts is None else [shifts])]
     if not lists.aligned(*rows):
         rows = _align(rows)
-    if kernel := lists.native("sample", *rows):
-        pointers = lists.addresses(*rows[:3], None if shifts is None else rows[3])
-        layout = integers(*[weight.numel() for weight in weights], *indices, *starts)
+    if call := lists.call("sample", *rows, *([None] if shifts is None else [])):
+        layout = call.sizes + lists.whole_numbers(*indices, *starts)
         numbers = lists.doubles(scale, number)
-        kernel(pointers, layout, c_int64(len(weights)), integers(seed, stream), numbers, _threads())
+        call.kernel(call.addresses, layout, call.count, integers(seed, stream), numbers, _threads())
         increment_version(rows[0])
     else:
         _sample_twin(rows, scale, number, seed, stream, indices, starts)

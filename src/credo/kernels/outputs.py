@@ -15,9 +15,9 @@ TINY = 1e-30  # an output whose inputs are all zero has no variance, and √ no 
 @torch.no_grad()
 def perturb_(mean: Tensor, variance: Tensor, seed: int, stream: int, index: int) -> None:
     """mean ← mean + √(variance + tiny)·ε and variance ← ε / 2√(variance + tiny), which is ∂z/∂variance."""
-    if lists.aligned([mean], [variance]) and (kernel := lists.native("noisy", [mean], [variance])):
+    if call := lists.call("noisy", [mean], [variance]):
         key, threads = integers(seed, stream, index), c_int64(torch.get_num_threads())
-        kernel(lists.addresses([mean], [variance]), c_int64(mean.numel()), key, c_double(TINY), threads)
+        call.kernel(call.addresses, c_int64(mean.numel()), key, c_double(TINY), threads)
         increment_version([mean, variance])
         return
     epsilon = torch.empty_like(variance)

@@ -10,7 +10,6 @@ from torch.autograd.graph import increment_version
 
 from credo.kernels import lists
 from credo.kernels.lists import Row
-from credo.kernels.native import integers
 
 TOGETHER = 1 << 20  # elements that the twin updates at once, unless one tensor has more
 
@@ -63,11 +62,8 @@ def vogn_all_(
     """`vogn_` for many tensors in one call; `prior` is one number, or a tensor for each."""
     number, priors = (float(prior), None) if isinstance(prior, float | int) else (0.0, prior)
     rows = [means, momenta, curvatures, gradients, squares]
-    given = [row for row in (priors, prior_means) if row is not None]
-    kernel = lists.native("vogn", *rows, *given) if lists.aligned(*rows, *given) else None
-    if kernel is not None:
-        numbers = lists.doubles(*settings, number)
-        kernel(lists.addresses(*rows, priors, prior_means), *_layout(means), numbers, _threads())
+    if call := lists.call("vogn", *rows, priors, prior_means):
+        call.kernel(*call[1:], lists.doubles(*settings, number), _threads())
         increment_version([*means, *momenta, *curvatures])
         return
     for few in _groups(means):
@@ -122,15 +118,11 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     tensors = [tensor for tensor in tensors if tensor.numel()]
     if not tensors:
         return True
-    if all(lists.is_dense(tensor) for tensor in tensors) and (kernel := lists.native("all_finite", tensors)):
-        return bool(kernel(lists.addresses(tensors), *_layout(tensors), _threads()))
+    if call := lists.call("all_finite", tensors):
+        return bool(call.kernel(*call[1:], _threads()))
     # A norm is finite only if all elements are. Large finite ones may overflow: then look at each.
     sums = torch.stack([norm.double() for norm in torch._foreach_norm(tensors)])
     return bool(sums.isfinite().all()) or all(bool(tensor.isfinite().all()) for tensor in tensors)
-
-
-def _layout(tensors: Row) -> tuple[object, c_int64]:
-    return integers(*[tensor.numel() for tensor in tensors]), c_int64(len(tensors))
 
 
 def _threads() -> c_int64:
