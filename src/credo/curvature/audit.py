@@ -24,11 +24,12 @@ def audit(
     """The pass about to begin; refuses parameters that it would reach by unwatched ways."""
     uses = [use for node in _watched_nodes(roots, ledger) if (use := node.use).ledger is ledger]
     counts: dict[int, int] = {}
-    for source in (source for use in uses for source in use.sources if source is not None):
-        for root in source.roots:
-            # A use through a computation counts twice: it must wait for the end of the pass.
-            counts[id(root)] = counts.get(id(root), 0) + (1 if source.selects else 2)
-    single = frozenset(key for key, n in counts.items() if n == 1)
+    for use in uses:
+        for source in use.sources:
+            for root in source.roots if source is not None else ():
+                # A use through a computation counts twice: it must wait for the end of the pass.
+                counts[id(root)] = counts.get(id(root), 0) + (1 if source.selects else 2)
+    single = frozenset([key for key, n in counts.items() if n == 1])
     return BackwardPass(_count_examples(uses, ledger, declared), wanted, single)
 
 

@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_map_only
 
 from credo.curvature.arrangement import Arrangement
 from credo.curvature.audit import audit
-from credo.curvature.engine import ENGINE_CALLS, read_engine_call
+from credo.curvature.engine import ENGINE_CALLS, EngineCall, read_engine_call
 from credo.curvature.inspections import INSPECTIONS
-from credo.curvature.ledger import BackwardPass, Ledger, Use
+from credo.curvature.ledger import Ledger, Use
 from credo.curvature.operation import Operation, examples_second
 from credo.curvature.provenance import SELECTIONS, Provenance, Source, tensors_in
 from credo.curvature.rules import Generic, rule_for
@@ -89,11 +89,12 @@ class Interception(TorchFunctionMode):
     def _replace_by(self, operation: Operation, func: Any, args: Any, kwargs: Any) -> Any:
         """By an operation with a rule, if parameters stand where the rule expects them."""
         known, places = self._provenance, operation.parameter_slots
-        sources = tuple(map(known.source, operation.tensors))
-        if known.knows_all(operation.tensors) or operation.has_no_examples(known):
+        sources, data = known.sources_and_data(operation.tensors)
+        if not data or operation.has_no_examples(known):
             return self._derive(func, args, kwargs)
-        if any(source is not None and k not in places for k, source in enumerate(sources)):
-            return self._replace_row_by_row(func, args, kwargs)
+        for k, source in enumerate(sources):
+            if source is not None and k not in places:
+                return self._replace_row_by_row(func, args, kwargs)
         if self._examples_second and operation.name != "linear":
             return self._replace_row_by_row(func, args, kwargs)
         return self._place(operation, sources)
@@ -178,25 +179,24 @@ class Interception(TorchFunctionMode):
             )
         watched = self.ledger.parameters.keys()
         wanted = watched if call.wanted is None else watched & {id(tensor) for tensor in call.wanted}
-        with self._during(audit(call.roots, self.ledger, frozenset(wanted), self._declared)):
-            modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-            if any(isinstance(mode, Interception) for mode in modes):
-                return func(*args, **kwargs)  # another block around this one wants to see it too
-            with self:  # a checkpoint runs its forward during the backward pass
-                return call.run()
-
-    @contextmanager
-    def _during(self, new: BackwardPass) -> Iterator[None]:
-        outer = self.ledger.current
+        new, outer = audit(call.roots, self.ledger, frozenset(wanted), self._declared), self.ledger.current
         if outer is not None:  # a re-entrant checkpoint's own backward: its uses belong to the outer pass
             new.join(outer)
         self.ledger.current = new
         try:
-            yield
+            result = self._run_call(call, func, args, kwargs)
         finally:
             self.ledger.current = outer
         if outer is None:
             self.ledger.settle(new)
+        return result
+
+    def _run_call(self, call: EngineCall, func: Any, args: Any, kwargs: Any) -> Any:
+        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        if modes and any(isinstance(mode, Interception) for mode in modes):
+            return func(*args, **kwargs)  # another block around this one wants to see it too
+        with self:  # a checkpoint runs its forward during the backward pass
+            return call.run()
 
 
 def _is_positions(func: Any, result: Tensor) -> bool:

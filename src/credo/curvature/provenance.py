@@ -107,9 +107,14 @@ class Provenance:
         """Whether no example has touched this tensor."""
         return id(tensor) in self.sources or id(tensor) in self.constants
 
-    def knows_all(self, tensors: Iterable[Tensor | None]) -> bool:
-        """Whether no example is in any of them."""
-        return all(tensor is None or self.knows(tensor) for tensor in tensors)
+    def sources_and_data(self, tensors: Iterable[Tensor | None]) -> tuple[tuple[Source | None, ...], bool]:
+        """The source of each tensor that has one, and whether examples may be in any of the others."""
+        found, data = [], False
+        for tensor in tensors:
+            source = self.sources.get(id(tensor))
+            found.append(source)
+            data = data or (source is None and tensor is not None and id(tensor) not in self.constants)
+        return tuple(found), data
 
     def constant(self, values: Iterable[Any]) -> bool:
         """Whether there are tensors among the arguments, and all of them are constant."""

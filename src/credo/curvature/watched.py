@@ -31,7 +31,7 @@ class Watched(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         use: Use = ctx.use
         needed = ctx.needs_input_grad[1:]
-        if all(grad is None for grad in grads):
+        if grads[0] is None and all(grad is None for grad in grads):
             return (None,) * (len(needed) + 1)
         examples = use.ledger.require_pass().examples
         saved = ctx.saved_tensors  # a checkpoint runs its forward again here, so the block must still see it
@@ -46,5 +46,7 @@ class Watched(torch.autograd.Function):
 
 def _no_autocast(tensors: tuple[Tensor, ...]) -> AbstractContextManager[Any]:
     """The backward pass runs in the dtypes that the forward chose."""
+    if not torch._C._is_any_autocast_enabled():
+        return _NOTHING
     device = next(tensor for tensor in tensors if tensor is not None).device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _NOTHING

@@ -36,9 +36,10 @@ CREDO_INLINE const T* copy(const T* from, int64_t count, T* to) {
 
 // The gradients of one strip of outputs as [example][g of each row, then g² of each row], `lanes` apart. What stands
 // where there is no row is never used: it belongs to the next output or the next example, and only the last example,
-// or a strip at the edge, has to be copied not to read beyond the end.
+// or a strip at the edge, has to be copied not to read beyond the end. `first_of_it`: the sums of the bias are this
+// thread's to write.
 template <typename T>
-void pack_strip(const Problem<T>& p, int64_t strip, T* to) {
+void pack_strip(const Problem<T>& p, int64_t strip, bool first_of_it, T* to) {
     typedef T Vector __attribute__((vector_size(lanes * sizeof(T)), aligned(sizeof(T)), may_alias));
     const int64_t begin = strip * rows, kept = smaller(p.outputs - begin, rows);
     Vector sums = {}, sums_of_squares = {};
@@ -52,7 +53,7 @@ void pack_strip(const Problem<T>& p, int64_t strip, T* to) {
         sums += g;
         sums_of_squares += squares;
     }
-    if (!p.bias_total) return;
+    if (!p.bias_total || !first_of_it) return;
     copy(reinterpret_cast<const T*>(&sums), kept, p.bias_total + begin);
     copy(reinterpret_cast<const T*>(&sums_of_squares), kept, p.bias_squares + begin);
 }
@@ -140,46 +141,57 @@ void multiply_at_edge(const T* panel, const T* strip, int64_t examples, Tile<T> 
     }
 }
 
-// One panel of inputs against the strips [begin, end) of outputs.
+// What one thread does: the tiles [begin, end), counted strip after strip; its first and last strip may be shared with
+// another thread. It packs for itself alone: a copy that another core has just written is slower to read than to make.
 template <typename T>
-void sum_panel(const Problem<T>& p, int64_t panel, int64_t begin, int64_t end, const T* strips, T* packed) {
-    constexpr int64_t columns = Problem<T>::columns();
-    const int64_t left = panel * columns, count = smaller(p.inputs - left, columns);
-    for (int64_t first = 0; first < p.examples; first += block) {
-        const int64_t examples = smaller(p.examples - first, block);
-        pack_panel(p, panel, first, first + examples, packed);
-        for (int64_t strip = begin; strip < end; ++strip) {
-            const T* const gradients = strips + (strip * p.examples + first) * 2 * lanes;
+struct Share {
+    const Problem<T>& p;
+    int64_t begin, end;
+    T *strips, *panel;
+
+    int64_t first_strip() const { return begin / p.panels(); }
+    int64_t strip_size() const { return p.examples * 2 * lanes; }
+
+    // The first strip whose tile of this panel is not before tile `from`.
+    int64_t strip_at(int64_t from, int64_t panel) const { return (from - panel + p.panels() - 1) / p.panels(); }
+
+    void run() const {
+        for (int64_t strip = first_strip(); strip * p.panels() < end; ++strip)
+            pack_strip(p, strip, strip * p.panels() >= begin, strips + (strip - first_strip()) * strip_size());
+        for (int64_t number = 0; number < p.panels(); ++number)
+            for (int64_t first = 0; first < p.examples; first += block)
+                sum(number, first, smaller(p.examples, first + block));
+    }
+
+    // The examples [first, last) of one panel of inputs against this share's strips of outputs.
+    void sum(int64_t number, int64_t first, int64_t last) const {
+        constexpr int64_t columns = Problem<T>::columns();
+        const int64_t left = number * columns, count = smaller(p.inputs - left, columns);
+        const int64_t from = strip_at(begin, number), to = strip_at(end, number);
+        if (from < to) pack_panel(p, number, first, last, panel);
+        for (int64_t strip = from; strip < to; ++strip) {
+            const T* const gradients = strips + (strip - first_strip()) * strip_size() + first * 2 * lanes;
             const int64_t at = strip * rows * p.inputs + left, kept = smaller(p.outputs - strip * rows, rows);
             const Tile<T> tile = {p.total + at, p.squares + at, p.inputs};
             if (kept == rows && count == columns)
-                multiply(packed, gradients, examples, tile, first == 0);
+                multiply(panel, gradients, last - first, tile, first == 0);
             else
-                multiply_at_edge(packed, gradients, examples, tile, first == 0, kept, count);
+                multiply_at_edge(panel, gradients, last - first, tile, first == 0, kept, count);
         }
     }
-}
+};
 
 // Without `scratch`: the bytes of it that are needed. The arithmetic of an element does not depend on the threads.
 template <typename T>
 int64_t row_sums(const Problem<T>& p, T* scratch, int64_t threads) {
-    const int64_t panel_size = block * 2 * Problem<T>::columns(), strip_size = p.examples * 2 * lanes;
-    if (!scratch) return (p.strips() * strip_size + threads * panel_size) * int64_t(sizeof(T));
     if (p.examples * p.inputs * p.outputs < small) threads = 1;
-    T* panels = scratch + p.strips() * strip_size;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-#pragma omp for schedule(static)
-        for (int64_t strip = 0; strip < p.strips(); ++strip) pack_strip(p, strip, scratch + strip * strip_size);
-        // A share is a stretch of tiles, panel after panel: it may begin and end in the middle of a panel.
-        const int64_t tiles = p.panels() * p.strips();
-#pragma omp for schedule(static, 1)
-        for (int64_t part = 0; part < threads; ++part)
-            for (int64_t tile = tiles * part / threads, last = tiles * (part + 1) / threads; tile < last;) {
-                const int64_t begin = tile % p.strips(), end = smaller(p.strips(), begin + last - tile);
-                sum_panel(p, tile / p.strips(), begin, end, scratch, panels + part * panel_size);
-                tile += end - begin;
-            }
+    const int64_t tiles = p.panels() * p.strips(), panel_size = block * 2 * Problem<T>::columns();
+    const int64_t each = panel_size + (p.strips() / threads + 2) * p.examples * 2 * lanes;
+    if (!scratch) return threads * each * int64_t(sizeof(T));
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
+    for (int64_t part = 0; part < threads; ++part) {
+        T* const own = scratch + part * each;
+        Share<T>{p, tiles * part / threads, tiles * (part + 1) / threads, own + panel_size, own}.run();
     }
     return 0;
 }
