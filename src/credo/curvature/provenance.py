@@ -34,6 +34,8 @@ SELECTIONS = frozenset(
 class Source:
     """A tensor that stands for parameters: a watched parameter itself, or one derived from some."""
 
+    __slots__ = ("is_parameter", "roots", "selects", "tensor")
+
     def __init__(self, tensor: Tensor, roots: tuple[Tensor, ...], selects: bool):
         self.tensor = tensor  # for a derived tensor, the one with the private graph
         self.roots = roots

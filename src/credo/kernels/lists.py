@@ -23,7 +23,7 @@ class Call(NamedTuple):
     kernel: Kernel
     addresses: bytes
     sizes: bytes
-    count: ctypes.c_int64
+    length: ctypes.c_int64
 
 
 def call(name: str, *rows: Row | None) -> Call | None:

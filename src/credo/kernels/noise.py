@@ -61,7 +61,7 @@ def normal_all_(outs: Row, seed: int, stream: int, indices: Sequence[int], start
     rows = [out if lists.is_dense(out) else torch.empty_like(out) for out in outs]
     if call := lists.call("normal", rows):
         layout = call.sizes + lists.whole_numbers(*indices, *starts)
-        call.kernel(call.addresses, layout, call.count, integers(seed, stream), _threads())
+        call.kernel(call.addresses, layout, call.length, integers(seed, stream), _threads())
         increment_version(rows)
     else:
         for k, begin, end, noise in _draws(rows, seed, stream, indices, starts):
@@ -90,7 +90,7 @@ def sample_all_(
     if call := lists.call("sample", *rows, *([None] if shifts is None else [])):
         layout = call.sizes + lists.whole_numbers(*indices, *starts)
         numbers = lists.doubles(scale, number)
-        call.kernel(call.addresses, layout, call.count, integers(seed, stream), numbers, _threads())
+        call.kernel(call.addresses, layout, call.length, integers(seed, stream), numbers, _threads())
         increment_version(rows[0])
     else:
         _sample_twin(rows, scale, number, seed, stream, indices, starts)

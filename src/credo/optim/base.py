@@ -128,7 +128,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     ) -> None:
         """`.grad` is the sum over the samples so far, so that clipping and unscaling find it where they look."""
         if seen.examples:
-            checks.refuse_replaced(self._module_now(), parameters, self.names())
+            checks.refuse_replaced(self._module_now(), parameters, self.names)
             self._gathered.add(seen, parameters, scale)
         for p, grad in zip(parameters, before, strict=True):
             if grad is not None:

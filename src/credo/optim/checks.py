@@ -2,6 +2,7 @@
 
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,12 +34,14 @@ def refuse_foreign_gradients(parameters: list[Tensor], left: Left) -> None:
             )
 
 
-def refuse_replaced(module: nn.Module | None, parameters: list[Tensor], names: dict[int, str]) -> None:
+def refuse_replaced(
+    module: nn.Module | None, parameters: list[Tensor], names: Callable[[], dict[int, str]]
+) -> None:
     """A parameter without a gradient may have been replaced in its module; an unused one is just skipped."""
     if module is None or all(p.grad is not None for p in parameters):
         return
     present = {id(p) for p in module.parameters()}
-    gone = [names[id(p)] for p in parameters if id(p) not in present]
+    gone = [names()[id(p)] for p in parameters if id(p) not in present]
     if gone:
         raise CallOrderError(
             f"parameter {gone[0]!r} no longer belongs to the model: a layer was replaced. Construct the optimiser "

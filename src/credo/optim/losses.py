@@ -17,7 +17,8 @@ def finish_closure(returned: Any, seen: Seen, reduction: str) -> Tensor:
             raise InvalidValue(
                 f"the closure called backward and returned a loss of shape {tuple(loss.shape)}, not one number."
             )
-        return loss.detach().reshape(())
+        loss = loss.detach()
+        return loss if loss.dim() == 0 else loss.reshape(())
     if not loss.requires_grad:
         raise InvalidValue(
             f"the closure did not call backward, and the loss of shape {tuple(loss.shape)} it returned has no graph. "

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import final
 
+import torch
 from torch import Tensor
 
 from credo.curvature.capture import watching
@@ -29,6 +30,12 @@ class SquaresOptimizer(BayesianOptimizer):
     @abstractmethod
     def _stacks(self, draw: int, samples: int) -> Stacks:
         """The samples number draw, draw + 1, … side by side; the parameters keep the mean."""
+
+    @final
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """torch's; inside a block nobody needs to see its many small questions."""
+        with torch._C.DisableTorchFunction():
+            super().zero_grad(set_to_none)
 
     @final
     @contextmanager

@@ -4,17 +4,27 @@ The update is the one in `gauss_newton`; ĝ and ĥ are taken at samples w = μ +
 σ² = τ / (N(s + δ̃ + γ)).
 """
 
-from typing import Any, final
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
 
+import torch
 from torch import Tensor
 
+from credo.curvature.contribution import widen
 from credo.curvature.stacks import Stacks
 from credo.kernels import noise
 from credo.kernels.scratch import lend
 from credo.kernels.stacked_noise import sample_stacks_
-from credo.optim.beliefs import Alike, Belief
 from credo.optim.gauss_newton import GaussNewton
 from credo.posterior import Posterior
+
+
+class Uncertain(NamedTuple):
+    """The parameters of one group that have a width, and which among all of them they are."""
+
+    parameters: list[Tensor]
+    widths: tuple[list[Tensor], float, float | list[Tensor]]  # s, τ/N and δ̃ + γ, of which σ² is made
+    places: Sequence[int]
 
 
 @final
@@ -93,32 +103,43 @@ class VOGN(GaussNewton):
         )
 
     def _draw(self, draw: int) -> None:
-        for alike in self._alike():
-            weights = [b.parameter.detach() for b in alike.beliefs]
-            noise.sample_all_(
-                weights, *alike.widths(), self.settings["seed"], draw, alike.places, [0] * len(weights)
-            )
+        for part in self._uncertain():
+            weights, starts = [p.detach() for p in part.parameters], [0] * len(part.parameters)
+            noise.sample_all_(weights, *part.widths, self.settings["seed"], draw, part.places, starts)
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
         stacks: dict[int, Tensor] = {}
-        for alike in self._alike():
-            means = [b.parameter.detach() for b in alike.beliefs]
+        for part in self._uncertain():
+            means = [p.detach() for p in part.parameters]
             own = [lend((samples, *mean.shape), mean) for mean in means]
-            sample_stacks_(own, means, *alike.widths(), self.settings["seed"], draw, alike.places)
-            stacks |= {id(b.parameter): stack for b, stack in zip(alike.beliefs, own, strict=True)}
+            sample_stacks_(own, means, *part.widths, self.settings["seed"], draw, part.places)
+            stacks |= {id(p): stack for p, stack in zip(part.parameters, own, strict=True)}
         return Stacks(stacks, samples)
 
-    def _alike(self) -> list[Alike]:
-        """The uncertain parameters, together where τ and δ̃ + γ are the same."""
-        alike: dict[tuple[float, float | None], Alike] = {}
-        for place, b in enumerate(self._uncertain()):
-            shift = None if isinstance(b.shrinkage, Tensor) else b.shrinkage + b.damping
-            group = alike.setdefault((b.scale, shift), Alike(shift))
-            group.beliefs.append(b)
-            group.places.append(place)
-        return list(alike.values())
-
-    def _uncertain(self) -> list[Belief]:
-        """The parameters that have a curvature, and so a width."""
+    def _uncertain(self) -> list[Uncertain]:
+        """Group by group, the parameters that have a curvature, and so a width."""
+        found, first = [], 0
         with self._shards.drawing(self):
-            return [b for b in self.beliefs() if b.curvature is not None and not b.deterministic]
+            for group in self.param_groups:
+                known = [] if group["deterministic"] else self._with_curvature(group)
+                if known:
+                    parameters, curvatures = map(list, zip(*known, strict=True))
+                    widths = curvatures, group["tempering"] / self.data_size, self._shift(group, parameters)
+                    found.append(Uncertain(parameters, widths, range(first, first + len(known))))
+                    first += len(known)
+        return found
+
+    def _with_curvature(self, group: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+        trainable = [p for p in group["params"] if p.requires_grad]
+        found = [(p, self._moved_state(group, p).get("curvature")) for p in trainable]
+        return [(p, s) for p, s in found if s is not None]
+
+    def _shift(self, group: dict[str, Any], parameters: list[Tensor]) -> float | list[Tensor]:
+        """δ̃ + γ: one number, or under a posterior as prior a tensor for each parameter."""
+        shifts = [self._shrinkage(group, p) + group["damping"] for p in parameters]
+        if not any(isinstance(shift, Tensor) for shift in shifts):
+            return float(shifts[0])
+        alike = [widen(p.detach()) for p in parameters]
+        return [
+            s if isinstance(s, Tensor) else torch.full_like(p, s) for p, s in zip(alike, shifts, strict=True)
+        ]

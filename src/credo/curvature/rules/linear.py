@@ -103,7 +103,9 @@ class Linear(Operation):
         x, weight = saved[0], saved[1]
         if x.dtype is not g.dtype or weight.dtype is not g.dtype:
             x, weight = x.to(g.dtype), weight.to(g.dtype)
-        gx = g @ weight if needed[0] else None
+        gx = None
+        if needed[0]:
+            gx = torch.mm(g, weight) if g.dim() == 2 else g @ weight
         if x.dim() != 2 or x.shape[0] != examples or self.axis:
             x, g = by_example(x, examples, self.axis), by_example(g, examples, self.axis)
         if g.dim() == 2 and needed[1] and needed[2]:
