@@ -66,8 +66,6 @@ void pack_panel(const Problem<T>& p, int64_t panel, int64_t first, int64_t last,
     const int64_t begin = panel * columns, count = smaller(p.inputs - begin, columns);
     for (int64_t m = first; m < last; ++m, to += 2 * columns) {
         const T* from = p.x + m * p.inputs + begin;
-        CREDO_UNROLL
-        for (int v = 0; v < vectors; ++v) __builtin_prefetch(from + columns + v * S::width, 0, 2);  // the next panel's
         T padded[columns] = {};
         if (count < columns) from = copy(from, count, padded);
         CREDO_UNROLL
@@ -97,8 +95,6 @@ void multiply(const T* panel, const T* strip, int64_t examples, Tile<T> tile, bo
         CREDO_UNROLL
         for (int v = 0; v < used; ++v) {
             const int64_t at = r * tile.stride + v * width;
-            __builtin_prefetch(tile.total + at, 1);  // by the end of the loop the memory is here to be written
-            __builtin_prefetch(tile.squares + at, 1);
             total[r][v] = begins ? typename S::Vector{} : S::load(tile.total + at);
             squares[r][v] = begins ? typename S::Vector{} : S::load(tile.squares + at);
         }
