@@ -24,19 +24,18 @@ def sample_stacks_(
     indices: Sequence[int],
 ) -> None:
     """stacks[s] ← mean + ε·√(scale / (curvature + shift)), ε of stream + s; `shift` is one number, or tensors."""
-    shifts = None if isinstance(shift, float | int) else shift
-    rows = [stacks, means, curvatures, *([] if shifts is None else [shifts])]
-    contiguous = all(tensor.is_contiguous() for row in rows for tensor in row)
-    kernel = lists.native("sample_stacks", *rows) if contiguous else None
+    number, shifts = (float(shift), None) if isinstance(shift, float | int) else (0.0, shift)
+    rows = [stacks, means, curvatures, shifts]
+    contiguous = all(tensor.is_contiguous() for row in rows for tensor in row or ())
+    call = lists.call("sample_stacks", *rows) if contiguous else None
     samples = len(stacks[0]) if stacks else 0
-    if kernel is None:
+    if call is None:
         for k in range(samples):
             own = [stack[k] for stack in stacks]
             sample_all_(own, curvatures, scale, shift, seed, stream + k, indices, [0] * len(own), means)
         return
-    layout = integers(*[mean.numel() for mean in means], *indices)
-    numbers = lists.doubles(scale, 0.0 if shifts is not None else float(shift))  # type: ignore[arg-type]
-    pointers = lists.addresses(stacks, means, curvatures, shifts)
-    key, threads = integers(seed, stream), c_int64(torch.get_num_threads())
-    kernel(pointers, layout, c_int64(len(means)), key, numbers, c_int64(samples), threads)
+    layout = lists.whole_numbers(*[mean.numel() for mean in means], *indices)
+    key, numbers = integers(seed, stream), lists.doubles(scale, number)
+    threads = c_int64(torch.get_num_threads())
+    call.kernel(call.addresses, layout, call.length, key, numbers, c_int64(samples), threads)
     increment_version(stacks)
