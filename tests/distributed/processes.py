@@ -16,7 +16,9 @@ PRELOADED = [
     "torch",
     "torch._dynamo",  # which torch imports with the first optimiser
     "credo",
-    "credo.experiments.train",
+    "credo.cli.runs",
+    "sklearn.datasets",
+    "torch.utils.tensorboard",
     "tests.distributed.tasks",
     "tests.distributed.exchanges",
     "tests.experiments.ranked",

@@ -188,15 +188,16 @@ def resumed(rank: int, size: int, folder: Path) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def commands(rank: int, size: int, port: int, lines: list[list[str]], timeout: str) -> list[tuple[Any, str]]:
+def commands(
+    rank: int, size: int, ports: list[int], lines: list[list[str]], timeout: str
+) -> list[tuple[Any, str]]:
     """Each line as `credo`, in the environment that torchrun makes: the exit code and what is said."""
     from credo import cli
 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ended = []
-    for k, line in enumerate(lines):
-        os.environ["MASTER_PORT"] = str(port + k)
+    for port, line in zip(ports, lines, strict=True):
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         said = io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
             code = cli.main([*line, "--timeout", timeout])
@@ -204,18 +205,20 @@ def commands(rank: int, size: int, port: int, lines: list[list[str]], timeout: s
     return ended
 
 
-def failing_command(rank: int, size: int, port: int, folder: Path, what: str) -> tuple[Any, str]:
-    """A run of digits in which the last rank fails at the fifth step."""
+def failing_command(
+    rank: int, size: int, ports: list[int], folder: Path, what: str, epochs: int
+) -> tuple[Any, str]:
+    """A run of digits in which something happens to the last rank at the fifth step."""
     real = loop.Run.due
 
     def due(run: Any) -> bool:
         if run.state.step == 5 and rank == size - 1:
-            if what == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise OSError("a loader failed here")
+            if what == "failed":
+                raise OSError("a loader failed here")
+            os.kill(os.getpid(), {"killed": signal.SIGKILL, "terminated": signal.SIGTERM}[what])
         return real(run)
 
     loop.Run.due = due  # type: ignore[method-assign]
-    line = ["run", "digits", "--only", "adam", "--set", "epochs=2", "--out", str(folder)]
-    (ended,) = commands(rank, size, port, [line], "20")
+    line = ["run", "digits", "--only", "adam", "--set", f"epochs={epochs}", "--out", str(folder)]
+    (ended,) = commands(rank, size, ports, [line], "20")
     return ended
