@@ -85,27 +85,24 @@ def test_the_first_cause_is_told_and_the_checkpoint_is_whole(tmp_path: Path, wha
     assert not (tmp_path / RUN / "lock").exists()
 
 
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": ""}, "torchrun --nproc-per-node 2 -m credo run")],
-)
 def test_row_67_half_an_environment(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    environment: dict[str, str],
-    words: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("MASTER_ADDR")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
     assert cli.main(digits(tmp_path)) == 1
-    assert words in capsys.readouterr().err
+    assert "torchrun --nproc-per-node 2 -m credo run" in capsys.readouterr().err
+    assert cli.main(["demo", "--out", str(tmp_path)]) == 2
+    assert "without torchrun" in capsys.readouterr().err
 
 
-def test_the_timeout_is_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*digits(tmp_path), "--timeout", "0"]) == 2
-    assert "--timeout" in capsys.readouterr().err
+@pytest.mark.parametrize("option", [("--timeout", "0"), ("--device", "abacus"), ("--device", "meta:x")])
+def test_options_that_make_no_sense(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, str]
+) -> None:
+    assert cli.main([*digits(tmp_path), *option]) == 2
+    assert option[0] in capsys.readouterr().err
 
 
 @contextlib.contextmanager
@@ -151,8 +148,9 @@ def test_torchrun_with_a_killed_worker_ends_as_undisturbed(tmp_path: Path) -> No
     war, line = tmp_path / "war", digits(tmp_path / "peace", EPOCHS)
     ((peace, _),), _ = on_ranks(2, ranked.commands, free_ports(), [line], "30", joined=False)
     assert peace == 0
-    for code, _ in on_ranks(2, ranked.failing_command, free_ports(), war, "terminated", EPOCHS, joined=False):
-        assert code == 143
+    first, second = on_ranks(2, ranked.failing_command, free_ports(), war, "terminated", EPOCHS, joined=False)
+    assert (first[0], second[0]) == (143, 143)
+    assert (first[1] + second[1]).count("terminated; the same command resumes") == 1
     assert Checkpoints(war / RUN / "checkpoint").load_last()["step"] == 5
     with torchrun(war, "--max-restarts", "1") as process:
         await_epochs(war, 3, process)

@@ -23,7 +23,7 @@ PRELOADED = [
     "tests.distributed.exchanges",
     "tests.experiments.ranked",
 ]  # once, in the server that the ranks are forked from
-PATIENCE = 60.0  # seconds a rank may take before it is given up
+PATIENCE = 120.0  # seconds a rank may take before it is given up
 
 
 class RankFailed(Exception):
@@ -31,7 +31,7 @@ class RankFailed(Exception):
 
 
 def on_ranks(
-    size: int, task: Callable[..., Any], *args: Any, timeout: float = 20.0, joined: bool = True
+    size: int, task: Callable[..., Any], *args: Any, timeout: float = 100.0, joined: bool = True
 ) -> list[Any]:
     """task(rank, size, *args) on every rank; the results in the order of ranks. A failure becomes a RankFailed.
 

@@ -12,6 +12,8 @@ TIMEOUT = 2.5
 def test_a_rank_that_is_gone_or_silent(what: str) -> None:
     survivor, other = on_ranks(2, exchanges.fault, what, timeout=TIMEOUT)
     assert survivor["ended"].startswith("RankLost: rank 0 has waited for the other ranks in vain")
+    words = {"killed": "Connection", "fewer steps": "", "slow": "Timed out waiting"}
+    assert words[what] in survivor["ended"]
     assert survivor["mean in place"]
     assert survivor["seconds"] < TIMEOUT + 1.0
     if what == "killed":

@@ -52,6 +52,7 @@ METHODS: dict[str, Training] = {
             "sgd": {"lr": 0.05},
             "adam": {"lr": 0.01, "weight_decay": 1e-3},
             "kfac": {"lr": 5e-3},
+            "ivon": {"lr": 0.1, "shared_noise": True},
         }.items()
     },
     "nan for adam": replace(

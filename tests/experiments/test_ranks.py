@@ -93,6 +93,8 @@ def test_row_69_another_number_of_processes_goes_on_with_a_warning(
     first, *others = well(on_ranks(after, ranked.resumed, tmp_path))
     assert any(f"written by {before} process(es), and here are {after}" in text for text in first)
     assert not any("process(es)" in text for texts in others for text in texts)
+    unequal = [text for text in first if "batch_size=16 is not divisible by 3 shares" in text]
+    assert len(unequal) == (after == 3)  # row 72
     assert load_result(tmp_path).metrics["epochs"] == 3
     examples = [row["train_accuracy"] * 60 for row in read_log(tmp_path / "log.jsonl")]
     assert [round(count, 9) % 1 for count in examples] == [0, 0, 0], "every example is counted once"

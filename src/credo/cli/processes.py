@@ -17,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 from credo.cli.exits import exit_code, message_of
 from credo.cli.meeting import met
 from credo.errors import CallOrderError, InvalidValue, RankLost
+from credo.experiments.stopping import Terminated
 
 TIMEOUT: Final = 300.0  # seconds
 ARRIVAL: Final = timedelta(minutes=10)  # until all processes have imported what they need
@@ -34,6 +35,10 @@ def process_group(timeout: float, device: str) -> Iterator[None]:
     store, rank = _joined(timeout, device)
     try:
         yield
+    except (KeyboardInterrupt, Terminated) as error:
+        if rank:  # all ranks stop together, and the first says so
+            raise SystemExit(exit_code(error)) from error
+        raise
     except Exception as error:
         _tell(store, rank, error)
         raise
@@ -43,8 +48,22 @@ def process_group(timeout: float, device: str) -> Iterator[None]:
 
 
 def device_of_rank(device: str) -> str:
-    """With GPUs every process of a machine takes one."""
+    """The device that is asked for; with GPUs every process of a machine takes one."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise InvalidValue(
+            f"--device must be cpu, cuda or another device of torch's, got {device!r}"
+        ) from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InvalidValue(f"--device is {device}, and torch finds no GPU; leave it out to train on the CPU")
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device
+
+
+def refuse_several(command: str) -> None:
+    """Before a command that several processes would do over and over, in each other's way."""
+    if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InvalidValue(f"{command} is for one process; start it without torchrun")
 
 
 def _joined(timeout: float, device: str) -> tuple[Any, int]:
@@ -55,8 +74,9 @@ def _joined(timeout: float, device: str) -> tuple[Any, int]:
             f"RANK and WORLD_SIZE are set, but {error}. Start with: torchrun --nproc-per-node 2 -m credo run RECIPE"
         ) from error
     store = met(store, rank, size, ARRIVAL)
+    store.set_timeout(timedelta(seconds=timeout))
     if device.startswith("cuda"):
-        torch.cuda.set_device(device_of_rank(device))
+        torch.cuda.set_device(device)
     backend = "nccl" if device.startswith("cuda") else "gloo"
     try:
         dist.init_process_group(

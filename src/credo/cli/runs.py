@@ -38,8 +38,9 @@ def run(
     device: str,
     timeout: float,
 ) -> int:
+    device = device_of_rank(device)
     with process_group(timeout, device):
-        return _run(name, only, size, assignments, seeds, out, data, resume, device_of_rank(device))
+        return _run(name, only, size, assignments, seeds, out, data, resume, device)
 
 
 def _run(

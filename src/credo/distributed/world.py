@@ -21,8 +21,13 @@ def _together() -> Iterator[None]:
     except RuntimeError as error:
         raise RankLost(
             f"rank {dist.get_rank()} has waited for the other ranks in vain: one has died, hangs past the timeout, or "
-            f"is at another place in the program; its own message says why ({' '.join(str(error).split())[:300]})."
+            f"is at another place in the program; its own message says why ({_in_short(error)})."
         ) from error
+
+
+def _in_short(error: RuntimeError) -> str:
+    """Without the place in torch's sources before the first sentence, and the advice after it."""
+    return " ".join(str(error).split()).partition("] ")[2].partition(". ")[0][:300] or type(error).__name__
 
 
 @dataclass(frozen=True)

@@ -144,12 +144,12 @@ def train_rest_of_epoch(run: Run) -> None:
             state.tempering.step()
         state.running.add(outcome, len(targets))
         state.step += 1
+        before, start = start, time.perf_counter()
+        state.running.seconds += start - before
         run.watcher.stepped(state.step)
         if run.due():
-            state.running.seconds += time.perf_counter() - start
             run.saver.save()
             start = time.perf_counter()
-    state.running.seconds += time.perf_counter() - start
 
 
 def evaluate_epoch(run: Run) -> Prediction:
