@@ -24,6 +24,8 @@ def gathered(rank: int, size: int) -> list[list[Any]]:
         torch.tensor([float("nan"), float("-inf")], dtype=torch.bfloat16),
     ]
     found = gather(world(), [] if rank == size - 1 else own)
+    assert gather(world(), []) == [[]] * size
+    assert world().gather_texts("") == [""] * size
     return [[(str(t.dtype), tuple(t.shape), str(t.tolist())) for t in row] for row in found]
 
 

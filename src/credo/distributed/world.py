@@ -79,7 +79,7 @@ class World:
         """Every rank's text, on every rank. Bytes in tensors: torch's own way for objects unpickles what arrives."""
         if self.alone:
             return [text]
-        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8)
         return [bytes(row.tolist()).decode() for row in self.gather_bytes(data)]
 
     def gather_bytes(self, data: Tensor) -> list[Tensor]:
@@ -90,7 +90,10 @@ class World:
         sizes = [torch.zeros(1, dtype=torch.int64, device=data.device) for _ in range(self.size)]
         with _together():
             dist.all_gather(sizes, torch.tensor([len(data)], device=data.device), group=self.group)
-            padded = torch.nn.functional.pad(data, (0, max(int(size) for size in sizes) - len(data)))
+            longest = max(int(size) for size in sizes)
+            if longest == 0:
+                return [data] * self.size
+            padded = torch.nn.functional.pad(data, (0, longest - len(data)))
             rows = [torch.empty_like(padded) for _ in range(self.size)]
             dist.all_gather(rows, padded, group=self.group)
         return [row[: int(n)] for row, n in zip(rows, sizes, strict=True)]
