@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from credo.distributed import agree, world
-from credo.distributed.reduction import Row
 
 
 @final
@@ -21,6 +20,8 @@ class SharedGradients:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._world = world()
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        wide = any(p.dtype == torch.float64 for p in self._parameters)
+        self._dtype = torch.float64 if wide else torch.float32
         if self._world.alone:
             return
         agree(self._world, _facts(model, optimizer))
@@ -32,17 +33,25 @@ class SharedGradients:
             assert loss is not None  # alone, a batch has examples
             return loss
         numbers = [examples, 0.0 if loss is None else float(loss) * examples]
-        row = Row(self._world, numbers, [p.shape for p in self._parameters], self._widest())
-        row.put([p.grad for p in self._parameters], [examples] * len(self._parameters))
-        (total, losses), sums = row.add()
-        for p, summed in zip(self._parameters, sums, strict=True):
-            p.grad = None if summed is None else (summed / total).to(p.dtype)
+        there = [float(p.grad is not None) for p in self._parameters]
+        flat = torch.cat(
+            [self._row([*numbers, *there]), *(self._weighed(p, examples) for p in self._parameters)]
+        )
+        self._world.add_(flat)
+        head, *sums = torch.split(flat, [2 + len(there), *(p.numel() for p in self._parameters)])
+        total, losses, *anywhere = head.tolist()
+        for p, summed, found in zip(self._parameters, sums, anywhere, strict=True):
+            p.grad = (summed / total).view(p.shape).to(p.dtype) if found else None
         return torch.tensor(losses / total, dtype=torch.float64, device=self._parameters[0].device)
 
-    def _widest(self) -> Tensor:
-        wide = any(p.dtype == torch.float64 for p in self._parameters)
-        dtype = torch.float64 if wide else torch.float32
-        return torch.empty(0, dtype=dtype, device=self._parameters[0].device)
+    def _weighed(self, p: Tensor, examples: int) -> Tensor:
+        """Without examples, nothing: not even NaN · 0."""
+        if p.grad is None or not examples:
+            return self._row([0.0]).expand(p.numel())
+        return p.grad.reshape(-1).to(self._dtype) * examples
+
+    def _row(self, numbers: list[float]) -> Tensor:
+        return torch.tensor(numbers, dtype=self._dtype, device=self._parameters[0].device)
 
 
 def _facts(model: nn.Module, optimizer: Optimizer) -> dict[str, object]:
