@@ -41,5 +41,13 @@ class VersionError(CredoError, RuntimeError):
     """A file was written by a version that this one cannot read."""
 
 
+class LockedError(CredoError, OSError):
+    """Somebody else is writing to the run folder; the message names process and host."""
+
+
+class RankLost(CredoError, RuntimeError):
+    """Another process died, hung past the timeout or left; what this one had begun with the others did not happen."""
+
+
 class FetchError(CredoError, ConnectionError):
     """A server did not answer, or not with the file."""

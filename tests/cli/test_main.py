@@ -12,7 +12,7 @@ import pytest
 import credo
 from credo import cli, errors
 from credo.cli import exits
-from credo.experiments.lock import LockedError
+from credo.errors import LockedError
 from credo.experiments.stopping import Terminated
 
 pytest.importorskip("tyro")

@@ -14,26 +14,37 @@ import torch.distributed as dist
 
 PRELOADED = [
     "torch",
+    "torch._dynamo",  # which torch imports with the first optimiser
     "credo",
+    "credo.cli.runs",
+    "sklearn.datasets",
+    "torch.utils.tensorboard",
     "tests.distributed.tasks",
     "tests.distributed.sharded_tasks",
+    "tests.distributed.exchanges",
+    "tests.experiments.ranked",
 ]  # once, in the server that the ranks are forked from
-PATIENCE = 60.0  # seconds a rank may take before it is given up
+PATIENCE = 120.0  # seconds a rank may take before it is given up
 
 
 class RankFailed(Exception):
     """What a rank raised, as text."""
 
 
-def on_ranks(size: int, task: Callable[..., Any], *args: Any, timeout: float = 20.0) -> list[Any]:
-    """task(rank, size, *args) on every rank; the results in the order of ranks. A failure becomes a RankFailed."""
+def on_ranks(
+    size: int, task: Callable[..., Any], *args: Any, timeout: float = 100.0, joined: bool = True
+) -> list[Any]:
+    """task(rank, size, *args) on every rank; the results in the order of ranks. A failure becomes a RankFailed.
+
+    joined: False leaves it to the task to initialise the process group.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
         processes, receivers = [], []
         for rank in range(size):
             receiver, sender = context.Pipe(duplex=False)
-            job = (rank, size, Path(folder) / "store", timeout, task, args, sender)
+            job = (rank, size, Path(folder) / "store", timeout if joined else None, task, args, sender)
             process = context.Process(target=_work, args=job, daemon=True)
             process.start()
             sender.close()
@@ -58,19 +69,27 @@ def _result(receiver: Connection) -> Any:
 
 
 def _work(
-    rank: int, size: int, store: Path, timeout: float, task: Callable[..., Any], args: Any, sender: Connection
+    rank: int,
+    size: int,
+    store: Path,
+    timeout: float | None,
+    task: Callable[..., Any],
+    args: Any,
+    sender: Connection,
 ) -> None:
     torch.set_num_threads(1)
     try:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{store}",
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=timeout),
-        )
+        if timeout is not None:
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{store}",
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout),
+            )
         sender.send(("done", task(rank, size, *args)))
-        dist.barrier()
+        if timeout is not None:
+            dist.barrier()
     except BaseException:
         sender.send(("failed", traceback.format_exc()))
     finally:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from credo.experiments.lock import LockedError, locked
+from credo.errors import LockedError
+from credo.experiments.lock import locked
 
 HOLDER = """
 import sys, pathlib
@@ -26,7 +27,7 @@ with lock.locked(pathlib.Path(sys.argv[1])):
 """
 STUBS = """
 credo, errors = types.ModuleType("credo"), types.ModuleType("credo.errors")
-errors.CredoError = type("CredoError", (Exception,), {})
+errors.LockedError = type("LockedError", (OSError,), {})
 sys.modules["credo"], sys.modules["credo.errors"] = credo, errors
 """
 

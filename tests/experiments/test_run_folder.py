@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from credo.errors import IntegrityError, InvalidValue
+from credo.errors import IntegrityError, InvalidValue, LockedError
 from credo.experiments import packing
-from credo.experiments.lock import LockedError, locked
+from credo.experiments.lock import locked
 from credo.experiments.results import load_result, load_results
 from credo.experiments.saving import Checkpointing
 from credo.experiments.train import train

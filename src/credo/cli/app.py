@@ -84,15 +84,19 @@ def run(
     out: Folder = Path("runs"),
     data: MaybeFolder = None,
     resume: bool = False,
+    device: Annotated[str, arg(metavar="DEVICE")] = "cpu",
+    timeout: Annotated[float, arg(metavar="SECONDS")] = 300.0,
 ) -> int:
     """Train the rows of a recipe.
 
     Each row and seed has a folder of its own. A finished run is not done again, an interrupted one goes on from its
-    last checkpoint, bit for bit as if nothing had happened.
+    last checkpoint, bit for bit as if nothing had happened. Under torchrun the processes share every batch, and one of
+    them writes.
 
         credo run table1-lenet5 --only adam --only vogn --seeds 3
         credo run table1-lenet5 --only vogn --set lr=1e-3 --set prior_precision=10 --set epochs=5
         credo run table1-lenet5 --size paper --data /data --out runs
+        torchrun --nproc-per-node 2 --max-restarts 3 -m credo run table1-lenet5 --only vogn
 
     Args:
         recipe: its name, credo list shows them; or a recipe of your own, a file whose name ends in .toml.
@@ -103,10 +107,12 @@ def run(
         out: where the runs go.
         data: where the data sets lie; otherwise $CREDO_DATA, then ~/.cache/credo.
         resume: insist that there is something to go on from.
+        device: cpu, or cuda; under torchrun each process takes a GPU of its own.
+        timeout: how long a process under torchrun waits for the others before it gives up.
     """
     from credo.cli.runs import run as work
 
-    return work(recipe, only, size, set, seeds, out, data, resume)
+    return work(recipe, only, size, set, seeds, out, data, resume, device, timeout)
 
 
 def report(out: Annotated[Positional[Path], arg(metavar="DIR")], *, data: MaybeFolder = None) -> int:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from credo.cli.exits import OK
+from credo.cli.processes import refuse_several
 from credo.experiments import report
 from credo.experiments.names import known
 from credo.experiments.progress import Watcher
@@ -29,6 +30,7 @@ The digits 0 to 7 are learnt, 8 and 9 never shown. The same network, data and ep
 
 
 def demo(out: Path, methods: Sequence[str], seeds: int, epochs: int | None) -> int:
+    refuse_several("credo demo")
     shown, console, start = recipe("digits"), Console(highlight=False), time.perf_counter()
     digits = replace(shown, rows=(*shown.rows, *others(shown)))
     names = [row.name for row in digits.rows]

@@ -12,8 +12,7 @@
 
 from typing import Final
 
-from credo.errors import CredoError, IntegrityError, InvalidType, InvalidValue, VersionError
-from credo.experiments.lock import LockedError
+from credo.errors import CredoError, IntegrityError, InvalidType, InvalidValue, LockedError, VersionError
 from credo.experiments.stopping import EXIT_CODE_TERMINATED, Terminated
 
 OK: Final = 0

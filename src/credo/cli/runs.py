@@ -7,6 +7,8 @@ from pathlib import Path
 from rich.console import Console
 
 from credo.cli.exits import OK
+from credo.cli.processes import device_of_rank, process_group
+from credo.distributed import world
 from credo.errors import InvalidValue
 from credo.experiments import report as reports
 from credo.experiments.config import load_recipe
@@ -33,6 +35,24 @@ def run(
     out: Path,
     data: Path | None,
     resume: bool,
+    device: str,
+    timeout: float,
+) -> int:
+    device = device_of_rank(device)
+    with process_group(timeout, device):
+        return _run(name, only, size, assignments, seeds, out, data, resume, device)
+
+
+def _run(
+    name: str,
+    only: Iterable[str],
+    size: str,
+    assignments: Iterable[str],
+    seeds: int,
+    out: Path,
+    data: Path | None,
+    resume: bool,
+    device: str,
 ) -> int:
     if name in CONTINUAL:
         return _run_stream(name, only, size, assignments, seeds, out, data, resume)
@@ -46,10 +66,12 @@ def run(
         overrides=parse_assignments(assignments),
         resume=True if resume else "auto",
         watcher=_watcher,
+        device=device,
     )
-    for result in results:
-        print(f"{result.folder}: {_scores(result)}")
-    print(f"compare with: credo report {out}")
+    if world().rank == 0:
+        for result in results:
+            print(f"{result.folder}: {_scores(result)}")
+        print(f"compare with: credo report {out}")
     return OK
 
 
@@ -64,6 +86,10 @@ def _run_stream(
     resume: bool,
 ) -> int:
     """A stream of tasks: another loop and another table than a single task's."""
+    if not world().alone:
+        raise InvalidValue(
+            f"{name} is a stream of tasks, which one process learns; start it without torchrun."
+        )
     if list(assignments) or resume:
         raise InvalidValue(f"{name} is a stream of tasks, for which --set and --resume are not there.")
     chosen: Size = "paper" if size == "paper" else "cpu"

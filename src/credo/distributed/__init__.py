@@ -3,7 +3,20 @@
 An optimiser that is built after `torch.distributed.init_process_group` finds its world by itself.
 """
 
+from credo.distributed.gathering import gather
+from credo.distributed.outcomes import outcome_of_all, outcome_of_first
 from credo.distributed.sharing_data import average_buffers, data_share
-from credo.distributed.world import ALONE, World, agree, world
+from credo.distributed.world import ALONE, World, agree, world, world_asked_for
 
-__all__ = ["ALONE", "World", "agree", "average_buffers", "data_share", "world"]
+__all__ = [
+    "ALONE",
+    "World",
+    "agree",
+    "average_buffers",
+    "data_share",
+    "gather",
+    "outcome_of_all",
+    "outcome_of_first",
+    "world",
+    "world_asked_for",
+]

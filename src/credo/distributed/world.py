@@ -1,7 +1,8 @@
 """Who takes part: the processes of `torch.distributed`, or this one alone."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from credo.errors import InvalidValue
+from credo.errors import CallOrderError, InvalidValue, RankLost
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Around a message: torch's many errors for a peer that is gone or silent become one, with its words in it."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLost(
+            f"rank {dist.get_rank()} has waited for the other ranks in vain: one has died, hangs past the timeout, or "
+            f"is at another place in the program; its own message says why ({_in_short(error)})."
+        ) from error
+
+
+def _in_short(error: RuntimeError) -> str:
+    """Without the place in torch's sources before the first sentence, and the advice after it."""
+    return " ".join(str(error).split()).partition("] ")[2].partition(". ")[0][:300] or type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -27,7 +45,17 @@ class World:
     def add_(self, tensor: Tensor) -> None:
         """Σ over the ranks, in place, the same bits on all."""
         if not self.alone:
-            dist.all_reduce(tensor, group=self.group)
+            with _together():
+                dist.all_reduce(tensor, group=self.group)
+
+    def largest(self, *numbers: int) -> list[int]:
+        """The maximum over the ranks of each number."""
+        if self.alone:
+            return list(numbers)
+        found = torch.tensor(numbers, device=self._device())
+        with _together():
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
+        return [int(number) for number in found]
 
     def all(self, mine: bool) -> bool:
         """Whether it is so on every rank."""
@@ -42,7 +70,8 @@ class World:
         if self.alone:
             return row
         own = row.new_empty(row.numel() // self.size)
-        _reduce_scatter(own, row, group=self.group)
+        with _together():
+            _reduce_scatter(own, row, group=self.group)
         return own
 
     def exchange_(self, rows: Sequence[Sequence[Tensor]]) -> None:
@@ -54,7 +83,8 @@ class World:
         own = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
         _through(own, rows[self.rank], lambda place, tensor: place.copy_(tensor))
         everybody = own.new_empty(self.size * len(own))
-        _all_gather(everybody, own, group=self.group)
+        with _together():
+            _all_gather(everybody, own, group=self.group)
         for rank, row in enumerate(rows):
             if rank != self.rank:
                 _through(everybody[rank * len(own) :], row, lambda place, tensor: tensor.copy_(place))
@@ -68,7 +98,8 @@ class World:
             alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         for row in alike.values():
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in row])
-            dist.broadcast(flat, self.first(), group=self.group)
+            with _together():
+                dist.broadcast(flat, self.first(), group=self.group)
             for tensor, part in zip(row, torch.split(flat, [t.numel() for t in row]), strict=True):
                 tensor.detach().copy_(part.view(tensor.shape))
 
@@ -80,16 +111,24 @@ class World:
         """Every rank's text, on every rank. Bytes in tensors: torch's own way for objects unpickles what arrives."""
         if self.alone:
             return [text]
-        data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self._device())
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        return [bytes(row.tolist()).decode() for row in self.gather_bytes(data)]
+
+    def gather_bytes(self, data: Tensor) -> list[Tensor]:
+        """Every rank's row of bytes, on every rank; lengths may differ."""
+        if self.alone:
+            return [data]
+        data = data.to(self._device())
         sizes = [torch.zeros(1, dtype=torch.int64, device=data.device) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(data)], device=data.device), group=self.group)
-        longest = max(int(size) for size in sizes)
-        if longest == 0:
-            return [""] * self.size
-        padded = torch.nn.functional.pad(data, (0, longest - len(data)))
-        rows = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(rows, padded, group=self.group)
-        return [bytes(row[: int(n)].tolist()).decode() for row, n in zip(rows, sizes, strict=True)]
+        with _together():
+            dist.all_gather(sizes, torch.tensor([len(data)], device=data.device), group=self.group)
+            longest = max(int(size) for size in sizes)
+            if longest == 0:
+                return [data] * self.size
+            padded = torch.nn.functional.pad(data, (0, longest - len(data)))
+            rows = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(rows, padded, group=self.group)
+        return [row[: int(n)] for row, n in zip(rows, sizes, strict=True)]
 
     def _device(self) -> torch.device:
         """Where messages must lie: nccl carries nothing from the CPU."""
@@ -125,6 +164,16 @@ def world(group: Any = None) -> World:
     if not dist.is_available() or not dist.is_initialized():
         return ALONE
     return World(dist.get_rank(group), dist.get_world_size(group), group)
+
+
+def world_asked_for() -> World:
+    """The world, where somebody has asked for one in so many words."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise CallOrderError(
+            "distributed=True, and there is no process group. Start with `torchrun --nproc-per-node 2 script.py`, and "
+            "call torch.distributed.init_process_group first."
+        )
+    return world()
 
 
 def agree(world: World, facts: Mapping[str, Any]) -> None:

@@ -66,14 +66,20 @@ class Checkpoints:
         return sorted(path for path in found if (path / MANIFEST).exists())
 
     def load_last(self, *, fall_back: bool = False) -> Any:
-        """The newest state, verified; None if there is no checkpoint.
+        """The newest state, verified; None if there is no checkpoint. Damage as in `last_whole`."""
+        path = self.last_whole(fall_back=fall_back)
+        return None if path is None else load_checkpoint(path)
+
+    def last_whole(self, *, fall_back: bool = False) -> Path | None:
+        """The newest checkpoint; None if there is none.
 
         A damaged one is an IntegrityError; with `fall_back` a warning, and the one before it is taken.
         """
         damaged: IntegrityError | None = None
         for path in reversed(self.complete()):
             try:
-                return load_checkpoint(path)
+                load_checkpoint(path)
+                return path
             except IntegrityError as error:
                 if not fall_back:
                     raise

@@ -98,9 +98,9 @@ def _train(course: Course, asked: dict[str, Any], folder: Path) -> dict[str, Any
 
         try:
             course.run(watch)
-        except Stop:
+        except Stop as stop:
             save()
-            request.leave()
+            stop.leave()
     return _write_result(course, asked, before + time.monotonic() - started, folder)
 
 

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from credo.data.batches import Batches
 from credo.data.examples import Examples
 from credo.data.normalise import Normalise
+from credo.data.order import share_of
+from credo.experiments.ranks import Ranks
 from credo.experiments.tasks import Task
 from credo.predict.functions import AnyPosterior
 
@@ -17,19 +19,20 @@ CHUNK = 500  # examples at a time: fits in cache, and a request to stop is heard
 
 @dataclass(frozen=True)
 class Evaluator:
-    """`between` is called before every chunk, and may raise to stop."""
+    """`between` is called before every chunk, on all ranks alike, and may raise to stop."""
 
     task: Task
     normalise: Normalise
     samples: int  # C
     seed: int
     device: torch.device
-    between: Callable[[], None]
+    between: Callable[[], object]
+    ranks: Ranks
 
     def predict(self, model: nn.Module, posterior: AnyPosterior, examples: Examples) -> dict[str, Tensor]:
-        """The prediction for all examples, on the CPU; `targets` among it."""
+        """The prediction for all examples, on the CPU; `targets` among it. Each rank predicts a share of each chunk."""
         found = self.task.predict(model, posterior, self._inputs(examples), self.samples, self.seed)
-        return {**found, "targets": examples.targets.cpu()}
+        return {**self._of_all_ranks(found, len(examples)), "targets": examples.targets.cpu()}
 
     def scores(self, prediction: dict[str, Tensor]) -> dict[str, float]:
         return self.task.scores(prediction, prediction["targets"])
@@ -48,7 +51,32 @@ class Evaluator:
         }
 
     def _inputs(self, examples: Examples) -> Iterator[Tensor]:
-        batches = Batches(examples, CHUNK, shuffle=False, normalise=self.normalise, device=self.device)
-        for inputs, _ in batches:
+        rank, ranks = self.ranks.test_share()
+        batches = Batches(
+            examples,
+            CHUNK * ranks,
+            shuffle=False,
+            normalise=self.normalise,
+            device=self.device,
+            rank=rank,
+            world=ranks,
+        )
+        for inputs, _ in batches:  # as many on every rank
             self.between()
             yield inputs
+
+    def _of_all_ranks(self, found: dict[str, Tensor], examples: int) -> dict[str, Tensor]:
+        """The shares, back in the order of the examples."""
+        if self.ranks.alone:
+            return found
+        chunk = CHUNK * self.ranks.size
+        chunks = [range(start, min(start + chunk, examples)) for start in range(0, examples, chunk)]
+        order = [
+            k
+            for rank in range(self.ranks.size)
+            for c in chunks
+            for k in c[share_of(len(c), rank, self.ranks.size)]
+        ]
+        back = torch.tensor(order).argsort()
+        rows = self.ranks.gathered(found)
+        return {name: torch.cat([row[name] for row in rows])[back] for name in found}

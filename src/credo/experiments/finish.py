@@ -23,14 +23,14 @@ Prediction = dict[str, Tensor]
 
 def write_result(
     folder: RunFolder,
-    training: Training,
     data: RunData,
     state: RunState,
+    posterior: Posterior,
     evaluator: Evaluator,
     test: Prediction,
     unfamiliar: dict[str, Prediction],
 ) -> None:
-    belief(training, state).save(folder.posterior)
+    posterior.save(folder.posterior)
     weights = {name: tensor.detach().cpu().clone() for name, tensor in state.model.state_dict().items()}
     write_atomically(folder.model, safetensors.torch.save(weights))
     write_atomically(folder.predictions, safetensors.torch.save(named_predictions(test, unfamiliar)))

@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from credo.errors import NonFiniteError
+from credo.experiments.averaging import SharedGradients
 from credo.experiments.tasks import Task
 from credo.kernels.update import all_finite
 from credo.optim.base import BayesianOptimizer
@@ -19,8 +20,11 @@ from credo.predict.functions import AnyPosterior
 class Outcome(NamedTuple):
     """Of one batch, at the weights the gradient was taken at; tensors, since reading them would wait for the device."""
 
-    loss: Tensor  # mean over the examples
-    hits: Tensor  # how many were right
+    loss: Tensor  # mean over the examples of all ranks
+    hits: Tensor  # how many of this rank's were right
+
+
+NO_HITS: Final = torch.tensor(0.0, dtype=torch.float64)
 
 
 class Learner(ABC):
@@ -30,7 +34,7 @@ class Learner(ABC):
 
     @abstractmethod
     def train_batch(self, inputs: Tensor, targets: Tensor) -> Outcome:
-        """One step."""
+        """One step; among several processes on this rank's share of the batch, and the loss is that of all of it."""
 
     @abstractmethod
     def posterior(self) -> AnyPosterior:
@@ -58,15 +62,20 @@ class PlainLearner(Learner):
     ) -> None:
         self.optimizer, self._model, self._task, self._belief = optimizer, model, task, belief
         self._counts = {"refused": 0, "refused_in_a_row": 0}
+        self._shared = SharedGradients(model, optimizer)
 
     def train_batch(self, inputs: Tensor, targets: Tensor) -> Outcome:
         self.optimizer.zero_grad()
+        own, hits = self._backward(inputs, targets) if len(targets) else (None, NO_HITS)
+        loss = self._shared.average(own, len(targets))
+        self._step_or_refuse(loss)
+        return Outcome(loss, hits)
+
+    def _backward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         output = self._model(inputs)
         loss = self._task.loss(output, targets)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._step_or_refuse(loss.detach())
-        with torch.no_grad():
-            return Outcome(loss.detach(), self._task.hits(output, targets))
+        return loss.detach(), self._task.hits(output.detach(), targets)
 
     def _step_or_refuse(self, loss: Tensor) -> None:
         grads = [
@@ -109,6 +118,8 @@ class PosteriorLearner(Learner):
         self.optimizer, self._model, self._task = optimizer, model, task
 
     def train_batch(self, inputs: Tensor, targets: Tensor) -> Outcome:
+        if not len(targets):  # this rank's share of the batch is empty
+            return Outcome(_given(self.optimizer.step()), NO_HITS)
         outputs: list[Tensor] = []
 
         def closure() -> Tensor:
@@ -120,8 +131,7 @@ class PosteriorLearner(Learner):
             outputs.append(output.detach())
             return loss
 
-        loss = self.optimizer.step(closure)
-        assert loss is not None  # a closure was given
+        loss = _given(self.optimizer.step(closure))
         hits = [self._task.hits(output, targets).mean() for output in outputs]
         return Outcome(loss, torch.stack(hits).mean())
 
@@ -139,6 +149,11 @@ class PosteriorLearner(Learner):
         state = with_options_of(self.optimizer, saved["optimizer"])
         state["credo"] = {**state["credo"], "settings": dict(self.optimizer.settings)}
         self.optimizer.load_state_dict(state)
+
+
+def _given(loss: Tensor | None) -> Tensor:
+    assert loss is not None  # a closure was given, or other ranks have a loss
+    return loss
 
 
 class Overheard(torch.autograd.Function):

@@ -14,16 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from credo.errors import CredoError
+from credo.errors import LockedError
 
 try:
     import fcntl
 except ImportError:  # Windows: a file that exists is a lock, and a stale one is removed by hand
     fcntl = None  # type: ignore[assignment]
-
-
-class LockedError(CredoError, OSError):
-    """Somebody else is writing to the run folder; the message names process and host."""
 
 
 @contextmanager

@@ -90,6 +90,7 @@ def ivon(
     augmentation: float = 1.0,
     initial_curvature: float = 0.5,
     clip_radius: float | None = None,
+    shared_noise: bool = False,
 ) -> Optimizer:
     return IVON(
         model,
@@ -103,6 +104,7 @@ def ivon(
         initial_curvature=initial_curvature,
         clip_radius=clip_radius,
         seed=seed,
+        shared_noise=shared_noise,
     )
 
 

@@ -140,6 +140,7 @@ FIELD_READERS: Final[dict[str, Callable[[str, object], Any]]] = {
     "augment": _boolean,
     "train_size": _or_none(_whole),
     "test_size": _or_none(_whole),
+    "mc_groups": _or_none(_whole),
     "milestones": _many(_whole),
     "held_out_classes": _many(_whole),
     "ood": _many(_text),

@@ -50,6 +50,9 @@ class Training:
     ] = ()  # left out of training and test, and kept as the OOD set "held_out"
     ood: tuple[str, ...] = ()  # names of further OOD data sets
     task: str = "classification"  # or "regression"
+    mc_groups: int | None = (
+        None  # of many processes: those of one group share their data, and differ in their samples
+    )
 
 
 @dataclass(frozen=True)

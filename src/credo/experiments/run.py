@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Final
 
+from credo.distributed import world
 from credo.errors import InvalidValue
 from credo.experiments.checks import check_seed, check_training, whole_number
 from credo.experiments.methods import METHODS
@@ -39,8 +40,9 @@ def run(
 
     seeds: how many (0, 1, …), or which. overrides: as `with_overrides`, for every row that is run.
     watcher: makes one for each run, from a title and the run's folder.
-    All rows are checked before the first is trained.
+    All rows are checked before the first is trained. With a process group every rank calls this, and rank 0 watches.
     """
+    watched = watcher if world().rank == 0 else None
     plan = trainings(recipe, size, only, overrides or {})
     numbers = seed_list(seeds)
     results = []
@@ -54,7 +56,7 @@ def run(
                     folder,
                     resume=resume,
                     data_root=data_root,
-                    watcher=None if watcher is None else watcher(f"{row} seed {seed}", folder),
+                    watcher=None if watched is None else watched(f"{row} seed {seed}", folder),
                     name=RunName(recipe.name, row, size),
                     checkpointing=checkpointing,
                     device=device,

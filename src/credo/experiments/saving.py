@@ -30,15 +30,14 @@ class Saver:
         self._saved_at_step, self._saved_at = 0, time.monotonic()
 
     def is_due(self) -> bool:
+        """By this rank's clock: ranks must agree before they save."""
         steps, seconds = self._policy.steps, self._policy.seconds
         return (steps is not None and self._state.step - self._saved_at_step >= steps) or (
             seconds is not None and time.monotonic() - self._saved_at >= seconds
         )
 
-    def save_if_due(self, *, last: bool) -> None:
-        if last or self.is_due():
-            self.save()
-
     def save(self) -> None:
-        self.checkpoints.save(self._state.epoch, self._state.step, self._state.state_dict())
+        """All ranks tell what is theirs; rank 0 writes, and its errors are everybody's."""
+        epoch, step, state = self._state.epoch, self._state.step, self._state.state_dict()
+        self._state.ranks.once(lambda: self.checkpoints.save(epoch, step, state).name)
         self._saved_at_step, self._saved_at = self._state.step, time.monotonic()

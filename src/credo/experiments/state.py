@@ -1,6 +1,6 @@
 """All that changes while a run trains, in one place: what is not here is a function of the recipe and the seed."""
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,10 @@ from credo.data.batches import Batches
 from credo.errors import InvalidValue
 from credo.experiments.learners import Learner, Outcome
 from credo.experiments.log import LogRow
+from credo.experiments.ranks import Ranks
 from credo.optim import TemperingSchedule
+
+BUFFER: Final = "buffer."
 
 
 class Running:
@@ -24,8 +27,9 @@ class Running:
         self.sums[1] += outcome.hits
         self.sums[2] += examples
 
-    def means(self) -> dict[str, float]:
-        loss, hits, examples = self.sums.tolist()
+    def means(self, ranks: Ranks) -> dict[str, float]:
+        """Over the examples of all ranks."""
+        loss, hits, examples = ranks.total(self.sums).tolist()
         return {"train_accuracy": hits / examples, "train_nll": loss / examples}
 
     def reset(self) -> None:
@@ -34,7 +38,11 @@ class Running:
 
 
 class RunState:
-    """Exact at every step boundary: weights, optimiser, τ, data position, random streams, sums, log."""
+    """Exact at every step boundary: weights, optimiser, τ, data position, random streams, sums, log.
+
+    Ranks are equal but for what each has seen by itself: its streams, its sums, and the buffers of its normalisation
+    layers. A checkpoint holds these of every rank, and what they come to together, for another number of ranks.
+    """
 
     def __init__(
         self,
@@ -43,26 +51,30 @@ class RunState:
         tempering: TemperingSchedule | None,
         batches: Batches,
         device: torch.device,
+        ranks: Ranks,
     ) -> None:
         self.model, self.learner, self.tempering, self.batches = model, learner, tempering, batches
-        self.device = device
+        self.device, self.ranks = device, ranks
         self.step = 0  # taken so far
         self.epoch = 0  # trained, evaluated and logged
         self.running = Running(device)
         self.log: list[LogRow] = []
 
     def state_dict(self) -> dict[str, Any]:
+        """The same on all ranks, which must all call this."""
+        parts = [] if self.ranks.alone else self.ranks.gathered(self._own())
         return {
             "step": self.step,
             "epoch": self.epoch,
-            "model": dict(self.model.state_dict()),
+            "model": {**self.model.state_dict(), **averaged_buffers(parts)},
             "learner": self.learner.state_dict(),
             "tempering": None if self.tempering is None else self.tempering.state_dict(),
             "batches": self.batches.state_dict(),
             "random": random_state(self.device),
-            "sums": self.running.sums,
+            "sums": self.ranks.total(self.running.sums),
             "seconds": self.running.seconds,
             "log": self.log,
+            "ranks": parts,  # one for each; none if there was only one
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -77,6 +89,52 @@ class RunState:
         self.running.seconds = saved["seconds"]
         self.step, self.epoch, self.log = saved["step"], saved["epoch"], saved["log"]
         set_random_state(self.device, saved["random"])
+        self._load_own(saved.get("ranks", []))
+
+    def _own(self) -> dict[str, Tensor]:
+        """What this rank does not share with the others, by name."""
+        streams = {f"random.{name}": state for name, state in random_state(self.device).items()}
+        saved = self.model.state_dict()
+        buffers = {f"{BUFFER}{name}": b for name, b in self.model.named_buffers() if name in saved}
+        return {"sums": self.running.sums, **streams, **buffers}
+
+    def _load_own(self, parts: list[dict[str, Tensor]]) -> None:
+        """After all that is shared has been loaded."""
+        own = self.ranks.own_part(parts)
+        if own is not None:
+            self.running.sums.copy_(own["sums"])
+            set_random_state(
+                self.device,
+                {name.removeprefix("random."): own[name] for name in own if name.startswith("random.")},
+            )
+            buffers = dict(self.model.named_buffers())
+            for name in (name for name in own if name.startswith(BUFFER)):
+                buffers[name.removeprefix(BUFFER)].copy_(own[name])
+        elif parts or not self.ranks.alone:
+            self._start_with_others(max(len(parts), 1))
+
+    def _start_with_others(self, before: int) -> None:
+        """Another number of ranks than saved: the sums stay with rank 0, and the others begin new streams."""
+        self.ranks.warn(
+            f"the checkpoint was written by {before} process(es), and here are {self.ranks.size}: the run goes on, and "
+            "is not bitwise what it would have been."
+        )
+        if not self.ranks.is_first:
+            self.running.sums.zero_()
+        self.ranks.part_streams(self.device, self.batches.seed, self.step)
+
+
+def averaged_buffers(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Means over the ranks; whole numbers are rank 0's."""
+    names = [name for name in (parts[0] if parts else {}) if name.startswith(BUFFER)]
+    return {
+        name.removeprefix(BUFFER): (
+            torch.stack([part[name].double() for part in parts]).mean(0).to(parts[0][name].dtype)
+            if parts[0][name].is_floating_point()
+            else parts[0][name]
+        )
+        for name in names
+    }
 
 
 def refuse_other_model(model: nn.Module, saved: dict[str, Tensor]) -> None:

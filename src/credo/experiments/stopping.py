@@ -18,7 +18,15 @@ class Terminated(SystemExit):
 
 
 class Stop(BaseException):
-    """Inside the training loop: leave it here, where the state is whole."""
+    """Inside the training loop: leave it here, where the state is whole. The signal may have come to another rank."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(number)
+        self.signal = number
+
+    def leave(self) -> NoReturn:
+        """To be called when all is saved: what the signal would have done at once."""
+        raise KeyboardInterrupt if self.signal == signal.SIGINT else Terminated
 
 
 class StopRequest:
@@ -29,11 +37,7 @@ class StopRequest:
 
     def check(self) -> None:
         if self.signal is not None:
-            raise Stop
-
-    def leave(self) -> NoReturn:
-        """To be called when all is saved: what the signal would have done at once."""
-        raise KeyboardInterrupt if self.signal == signal.SIGINT else Terminated
+            raise Stop(self.signal)
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """The one training loop: any method, any model, any data; killed at any moment, it ends as if it had not been.
 
+Under torchrun all ranks walk through it side by side; `ranks` knows what only the first of them does.
+
 train ── prepare: data, model, learner, schedules          functions of the recipe and the seed
       ── restore the last checkpoint, if there is one      all that changes (`state`)
       ── for each epoch: train, evaluate, log, maybe save
@@ -18,19 +20,21 @@ import torch
 from torch import Tensor
 
 from credo.data.batches import Batches
-from credo.errors import InvalidValue
-from credo.experiments.checkpoint import Checkpoints
+from credo.distributed import average_buffers
+from credo.experiments.checkpoint import Checkpoints, load_checkpoint
 from credo.experiments.checks import check_resume, check_seed, check_training
 from credo.experiments.evaluation import Evaluator
 from credo.experiments.examples import RunData, run_data
-from credo.experiments.finish import write_result
+from credo.experiments.finish import belief, write_result
 from credo.experiments.log import write_log
 from credo.experiments.methods import method_of
 from credo.experiments.networks import build_model
 from credo.experiments.progress import Silent, Watcher
+from credo.experiments.ranks import Ranks
 from credo.experiments.recipe import Training
 from credo.experiments.results import Result, load_result
-from credo.experiments.run_folder import RunFolder, RunName
+from credo.experiments.resuming import is_finished, last_checkpoint
+from credo.experiments.run_folder import RunFolder, RunName, described
 from credo.experiments.saving import Checkpointing, Saver
 from credo.experiments.schedules import LearningRate, learning_rate, tempering
 from credo.experiments.state import RunState
@@ -54,6 +58,14 @@ class Run:
     saver: Saver
     stop: StopRequest
     watcher: Watcher
+    ranks: Ranks
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint; raises Stop if any rank was asked to. All ranks decide alike."""
+        signal, due = self.ranks.largest(self.stop.signal or 0, self.saver.is_due())
+        if signal:
+            raise Stop(signal)
+        return bool(due)
 
 
 def train(
@@ -76,20 +88,24 @@ def train(
         (`run_folder.IDENTITY`), and else a warning: the new settings hold from there on.
     SIGTERM and Ctrl-C finish the step under way and save; then the process ends with 143, or KeyboardInterrupt.
     torch's global generator, which dropout and initialisation draw from, is forked: afterwards it is as before.
+    With a process group, all ranks must call this; the folder must be one that all see, and rank 0 writes to it.
     """
     check_training(training)
     check_seed(seed)
     check_resume(resume)
-    place = RunFolder(folder)
-    if place.finished and resume is not False:
-        place.compare(training, seed, strictly=True)
+    ranks, place = Ranks(), RunFolder(folder)
+    ranks.refuse_differences({"seed": seed, "resume": resume, **described(training)})
+    if resume is not False and ranks.once(lambda: is_finished(place, training, seed)):
         return load_result(place.path)
-    place.make()
-    with place.locked(), stop_request() as stop, private_randomness(seed, torch.device(device)):
+    ranks.once(place.make)
+    with (
+        ranks.held_once(place.locked()),
+        stop_request() as stop,
+        private_randomness(seed, torch.device(device)),
+    ):
         root = None if data_root is None else Path(data_root)
-        run = prepare(
-            training, seed, place, root, checkpointing or Checkpointing(), stop, watcher or Silent(), device
-        )
+        how = checkpointing or Checkpointing()
+        run = prepare(training, seed, place, root, how, stop, watcher or Silent(), device, ranks)
         begin(run, resume, name or RunName())
         follow(run)
     return load_result(place.path)
@@ -103,12 +119,13 @@ def follow(run: Run) -> None:
         while state.epoch < run.training.epochs:
             train_rest_of_epoch(run)
             prediction = evaluate_epoch(run)
-            run.saver.save_if_due(last=state.epoch == run.training.epochs)
+            if state.epoch == run.training.epochs or run.due():
+                run.saver.save()
         finish(run, prediction)
-        run.stop.check()  # finished all the same; whoever asked wants the process to end, not the next run
-    except Stop:
+        run.due()  # finished all the same; whoever asked to stop wants the process to end, not the next run
+    except Stop as stop:
         run.saver.save()
-        run.stop.leave()
+        stop.leave()
     finally:
         run.watcher.ended()
 
@@ -127,24 +144,24 @@ def train_rest_of_epoch(run: Run) -> None:
             state.tempering.step()
         state.running.add(outcome, len(targets))
         state.step += 1
-        if run.saver.is_due() or run.stop.signal is not None:
-            state.running.seconds += time.perf_counter() - start
+        before, start = start, time.perf_counter()
+        state.running.seconds += start - before
+        run.watcher.stepped(state.step)
+        if run.due():
             run.saver.save()
             start = time.perf_counter()
-        run.watcher.stepped(state.step)
-        run.stop.check()
-    state.running.seconds += time.perf_counter() - start
 
 
 def evaluate_epoch(run: Run) -> Prediction:
     """Scores on the test data, a line of the log, and on to the next epoch."""
     state, groups = run.state, run.state.learner.optimizer.param_groups
+    average_buffers(state.model)
     prediction = run.evaluator.predict(state.model, state.learner.posterior(), run.data.test)
     row = {
         "epoch": state.epoch + 1,
         "lr": run.rate.at(state.step - 1),
         "tempering": groups[0].get("tempering"),
-        **state.running.means(),
+        **state.running.means(run.ranks),
         **run.evaluator.scores(prediction),
         "refused": state.learner.refused,
         "seconds": state.running.seconds,
@@ -152,20 +169,24 @@ def evaluate_epoch(run: Run) -> Prediction:
     state.log.append(row)
     state.epoch += 1
     state.running.reset()
-    write_log(run.folder.log, state.log)
+    run.ranks.once(lambda: write_log(run.folder.log, state.log))
     run.watcher.epoch_ended(row)
     return prediction
 
 
 def finish(run: Run, test: Prediction | None) -> None:
     """Predictions for all sets, the posterior, the model, and at the very end the result."""
-    model, belief = run.state.model, run.state.learner.posterior()
-    test = test or run.evaluator.predict(
-        model, belief, run.data.test
-    )  # None after a resume past the last epoch
-    unfamiliar = {name: run.evaluator.predict(model, belief, part) for name, part in run.data.ood.items()}
-    write_log(run.folder.log, run.state.log)
-    write_result(run.folder, run.training, run.data, run.state, run.evaluator, test, unfamiliar)
+    state, data, evaluator = run.state, run.data, run.evaluator
+    model, found = state.model, state.learner.posterior()
+    tested = test or evaluator.predict(model, found, data.test)  # None after a resume past the last epoch
+    unfamiliar = {name: evaluator.predict(model, found, part) for name, part in data.ood.items()}
+    posterior = belief(run.training, state)
+
+    def write() -> None:
+        write_log(run.folder.log, state.log)
+        write_result(run.folder, data, state, posterior, evaluator, tested, unfamiliar)
+
+    run.ranks.once(write)
 
 
 def prepare(
@@ -177,14 +198,17 @@ def prepare(
     stop: StopRequest,
     watcher: Watcher,
     device: str,
+    ranks: Ranks,
 ) -> Run:
     place = torch.device(device)
-    data = run_data(training, data_root)
+    data = ranks.each(lambda: run_data(training, data_root))
     task = task_of(training.task, float(training.settings.get("noise_variance", 1.0)))
     model = build_model(training, data.shape, data.outputs).to(place)
     learner = method_of(training.method).build(
         model, task, data_size=len(data.train), seed=seed, settings=settings_with_augmentation(training, data)
     )
+    share, shares = ranks.data_share(training.mc_groups)
+    ranks.warn_of_unequal_shares(training.batch_size, shares)
     batches = Batches(
         data.train,
         training.batch_size,
@@ -193,37 +217,42 @@ def prepare(
         augmentation=data.augmentation,
         normalise=data.normalise,
         device=place,
+        rank=share,
+        world=shares,
     )
     rate = learning_rate(training, learner.optimizer, len(batches))
     temper = tempering(training, learner.optimizer, len(batches))
-    state = RunState(model, learner, temper, batches, place)
-    evaluator = Evaluator(task, data.normalise, training.samples, seed, place, stop.check)
+    state = RunState(model, learner, temper, batches, place, ranks)
     saver = Saver(Checkpoints(folder.checkpoints, checkpointing.keep), state, checkpointing)
-    return Run(training, seed, folder, data, state, rate, evaluator, saver, stop, watcher)
+    evaluator = Evaluator(task, data.normalise, training.samples, seed, place, lambda: run.due(), ranks)
+    run = Run(training, seed, folder, data, state, rate, evaluator, saver, stop, watcher, ranks)
+    ranks.part_streams(place, seed)  # the model is built, and the same on all
+    return run
 
 
 def begin(run: Run, resume: str | bool, name: RunName) -> None:
     """Fresh, or where the last checkpoint was. The first save shows at once whether the folder can be written."""
-    checkpoints, folder = run.saver.checkpoints, run.folder
-    if resume is False:
-        folder.clear()
-        checkpoints.clear()
-    if resume is True and not checkpoints.complete():
-        raise InvalidValue(
-            f"resume=True, and {checkpoints.folder} has no checkpoint. Leave resume out to start a new run."
-        )
+    folder, checkpoints = run.folder, run.saver.checkpoints
+    found, drift = run.ranks.once(
+        lambda: last_checkpoint(folder, checkpoints, run.training, run.seed, resume)
+    )
     changes: list[Any] = []
-    if checkpoints.complete():
-        drift = folder.compare(run.training, run.seed, strictly=False)
-        saved: dict[str, Any] = checkpoints.load_last(fall_back=resume == "fallback")
-        run.state.load_state_dict(saved)
+    if found is not None:
+        run.state.load_state_dict(run.ranks.each(lambda: load_checkpoint(checkpoints.folder / found)))
         run.rate.set(run.state.learner.optimizer, max(run.state.step - 1, 0))  # as the last step left it
-        changes = folder.read_config()["changes"]
+        changes = run.ranks.each(folder.read_config)["changes"]
         changes += [{"step": run.state.step, "changes": drift}] if drift else []
-    if not checkpoints.complete() or changes:
-        folder.write_config(run.training, run.seed, name, changes)
-    write_log(folder.log, run.state.log)
+
+    def write() -> None:
+        if found is None or changes:
+            folder.write_config(run.training, run.seed, name, changes)
+        write_log(folder.log, run.state.log)
+
+    run.ranks.once(write)
     run.saver.save()
+    run.ranks.each(
+        folder.read_config
+    )  # or some ranks do not see the folder, and would find out at the very end
 
 
 def settings_with_augmentation(training: Training, data: RunData) -> dict[str, Any]:

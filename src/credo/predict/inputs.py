@@ -55,15 +55,17 @@ class Batch:
         return tuple((tensor.shape, tensor.dtype) for tensor in self.tensors())
 
 
-def batches(inputs: object, batch_size: int | None, device: torch.device | None) -> Iterator[Batch]:
-    """Every batch, on the model's device."""
+def batches(
+    inputs: object, batch_size: int | None, device: torch.device | None, parts: int = 1
+) -> Iterator[Batch]:
+    """Every batch, on the model's device; a single one without a batch_size in so many parts."""
     whole = _single(inputs)
     if whole is None:
         if batch_size is not None:
             raise InvalidValue("batch_size splits a tensor, tuple or mapping; a loader comes with its own")
         found: Iterable[Batch] = map(_unpacked, _iterable(inputs))
     else:
-        found = _split(whole, batch_size)
+        found = _split(whole, batch_size or (-(-(whole.size() or 0) // parts) if parts > 1 else None))
     for batch in found:
         yield batch if device is None else batch.map(lambda tensor: tensor.to(device))
 
@@ -110,7 +112,7 @@ def _iterable(inputs: object) -> Iterable[object]:
 
 def _split(batch: Batch, batch_size: int | None) -> Iterator[Batch]:
     size = batch.size()
-    if batch_size is None or not size:
+    if not batch_size or not size:
         return iter([batch])
     starts = range(0, size, batch_size)
     return (_part(batch, size, start, start + batch_size) for start in starts)

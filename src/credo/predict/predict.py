@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias, overload
 
 from torch import nn
 
+from credo.distributed import ALONE, world_asked_for
 from credo.errors import InvalidValue
 from credo.posterior.arguments import whole
 from credo.posterior.isolation import undisturbed
@@ -22,6 +23,7 @@ from credo.predict.inputs import Batch, batches
 from credo.predict.noise import Noise, noise_variance
 from credo.predict.outputs import Read, logits, values, values_and_log_variances
 from credo.predict.prediction import Prediction, RegressionPrediction
+from credo.predict.ranks import Turns, of_all_ranks
 
 Task: TypeAlias = Literal["classification", "regression"]
 
@@ -39,6 +41,7 @@ def predict(
     keep_samples: bool = False,
     batch_size: int | None = None,
     vectorise: bool | None = None,
+    distributed: bool = False,
 ) -> Prediction: ...
 
 
@@ -55,6 +58,7 @@ def predict(
     keep_samples: bool = False,
     batch_size: int | None = None,
     vectorise: bool | None = None,
+    distributed: bool = False,
 ) -> RegressionPrediction: ...
 
 
@@ -70,6 +74,7 @@ def predict(
     keep_samples: bool = False,
     batch_size: int | None = None,
     vectorise: bool | None = None,
+    distributed: bool = False,
 ) -> AnyPrediction:
     """Predict with C functions drawn from the posterior: p̂(y|x) = (1/C) Σ p(y|x, w_c), w_c ~ q.
 
@@ -89,14 +94,24 @@ def predict(
         batch_size: split a large tensor, tuple or dict along its first dimension.
         vectorise: None decides by shapes (`credo.predict.plan`), False is the plain loop, True vectorises
             wherever that is possible. The numbers are equal to rounding.
+        distributed: True divides the batches among the ranks of `torch.distributed`. All must call with the same
+            arguments, and all get the whole prediction (`credo.predict.ranks`).
     """
     samples, seed = whole("samples", samples, at_least=1), whole("seed", seed, at_least=0)
     if batch_size is not None:
         batch_size = whole("batch_size", batch_size, at_least=1)
     read, average = _task(task, noise, keep_samples)
     functions, device = functions_of(model, posterior, samples, seed, read, vectorise), device_of(model)
-    with undisturbed(seed, device):
-        results = [_of_batch(functions, batch, average()) for batch in batches(inputs, batch_size, device)]
+    everybody = world_asked_for() if distributed else ALONE
+    turns = Turns(everybody)
+
+    def work() -> list[AnyPrediction]:
+        found = batches(inputs, batch_size, device, parts=everybody.size)
+        with undisturbed(seed, device):
+            return [_of_batch(functions, batch, average()) for batch in turns.mine(found)]
+
+    kind = Prediction if task == "classification" else RegressionPrediction
+    results = work() if everybody.alone else of_all_ranks(everybody, turns, device, kind, work)
     if not results:
         raise InvalidValue("inputs yielded no batch; an exhausted iterator must be made again")
     return joined(results)
