@@ -27,18 +27,17 @@ from credo.experiments.streams import permuted
 SEED: Final = 100  # of the permutations and of the training; the recipe's are 0, 1, 2
 
 
-def vogn(hold: float, last_lr: float, **settings: float) -> ContinualTraining:
-    return replace(VOGN_ON_CPU, hold=hold, last_lr=last_lr, settings={**VOGN_ON_CPU.settings, **settings})
+def vogn(batch_size: int, hold: float, last_lr: float, **settings: float) -> ContinualTraining:
+    chosen = {**VOGN_ON_CPU.settings, **settings}
+    return replace(VOGN_ON_CPU, batch_size=batch_size, hold=hold, last_lr=last_lr, settings=chosen)
 
 
 SETTINGS: Final[Mapping[str, ContinualTraining]] = {
-    "first": vogn(0.7, 0.1, lr=5e-3, ema_rate=1e-2, initial_precision=1e4),
-    "cooler": vogn(0.6, 0.01, lr=5e-3, ema_rate=1e-2, initial_precision=1e4),
-    "faster-cooler": vogn(0.5, 0.01, lr=1e-2, ema_rate=1e-2, initial_precision=1e4),
-    "sooner": vogn(0.6, 0.03, lr=5e-3, ema_rate=1e-2, initial_precision=1e3),
-    "quicker-curvature": vogn(0.6, 0.03, lr=5e-3, ema_rate=2e-2, initial_precision=1e4),
-    "momentum": vogn(0.6, 0.03, lr=5e-3, momentum=0.9, ema_rate=1e-2, initial_precision=1e4),
-}
+    "first": vogn(256, 0.7, 0.1, lr=5e-3, ema_rate=1e-2),
+    "cooler": vogn(256, 0.6, 0.01, lr=5e-3, ema_rate=1e-2),
+    "tempered": vogn(256, 0.6, 0.01, lr=5e-3, ema_rate=1e-2, tempering=0.5),
+    "more steps": vogn(128, 0.7, 0.03, lr=5e-3, ema_rate=5e-3),
+}  # all from an initial precision of 1e4
 
 
 def validation(root: Path) -> Splits:
