@@ -64,8 +64,8 @@ PERMUTED_MNIST: Final = ContinualRecipe(
     rows=ROWS,
     note=(
         "Published levels are approximate, from a figure. The epochs of EWC, Adam and the upper bound are ours. "
-        "CPU size: 5 tasks, VOGN 10 epochs with faster rates and batches of 128, VCL 80 with one sample a step, EWC and "
-        "Adam 10."
+        "CPU size: 5 tasks, VOGN 10 epochs with faster rates and batches of 128, VCL 80 with one sample a step, EWC "
+        "and Adam 10."
     ),
 )
 
