@@ -2,7 +2,7 @@
 
 Each process has one thread, its share of the batch, and all contenders; they take turns in the same order everywhere,
 so a slow spell of the machine hits all of them. Times are until the slowest rank is done. The baseline is what people
-use: DistributedDataParallel, which adds up during the backward pass, and Adam, both with untouched constructors; "fused"
+use: DistributedDataParallel, which adds up during the backward pass, and Adam, constructors untouched; "fused"
 is the fastest that torch has, and leaves buffers where they are, as ours do. "no message" is VOGN with half the batch
 that asks nobody: what is between it and VOGN is the price of adding up.
 """
