@@ -14,7 +14,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -60,17 +60,17 @@ def make_step(method: str, examples: int, ddp: bool = False) -> Step:
     return step
 
 
-def median_seconds(step: Step, rounds: int) -> float:
-    """Of `rounds` steps after three of warm-up; among several ranks all start a step together."""
-    times = []
-    for k in range(rounds + 3):
-        if dist.is_initialized():
-            dist.barrier()
-        start = time.perf_counter()
-        step()
-        if k >= 3:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def median_seconds(steps: Mapping[str, Step], rounds: int) -> dict[str, float]:
+    """Of `rounds` turns after three of warm-up; among several ranks all start a step together."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds + 3):
+        for name, step in steps.items():
+            if dist.is_initialized():
+                dist.barrier()
+            start = time.perf_counter()
+            step()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(own[3:]) for name, own in times.items()}
 
 
 @dataclass(frozen=True)
@@ -121,23 +121,28 @@ def work(rank: int, size: int, store: str, task: Callable[[], Any], sender: Conn
     dist.destroy_process_group()
 
 
-def messages_and_steps() -> tuple[list[tuple[float, float]], dict[str, float]]:
-    """(bytes, seconds) of all-reduces, and whole steps; on every rank alike."""
-    found = []
-    for numbers in MESSAGES:
-        flat = torch.zeros(numbers)
-        found.append((4.0 * numbers, median_seconds(lambda flat=flat: dist.all_reduce(flat), 20)))  # type: ignore[misc]
+def messages_and_steps() -> tuple[dict[int, float], dict[str, float]]:
+    """Bytes → seconds of an all-reduce, and whole steps; on every rank alike."""
+    flats = {4 * numbers: torch.zeros(numbers) for numbers in MESSAGES}
+    messages = {str(size): lambda flat=flat: dist.all_reduce(flat) for size, flat in flats.items()}  # type: ignore[misc]
     steps = {"VOGN": make_step("vogn", SHARE), "DDP Adam": make_step("adam", SHARE, ddp=True)}
-    return found, {name: median_seconds(step, 12) for name, step in steps.items()}
+    found = median_seconds(messages, 20)
+    return {int(size): seconds for size, seconds in found.items()}, median_seconds(steps, 20)
+
+
+def fitted_compute() -> dict[str, Line]:
+    points: dict[str, list[tuple[float, float]]] = {"VOGN": [], "DDP Adam": []}
+    for examples in BATCHES:
+        steps = {"VOGN": make_step("vogn", examples), "DDP Adam": make_step("adam", examples)}
+        for name, seconds in median_seconds(steps, 15).items():
+            points[name].append((examples, seconds))
+    return {name: Line.through(own) for name, own in points.items()}
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     torch.set_num_threads(1)
-    compute = {
-        name: Line.through([(m, median_seconds(make_step(method, m), 8)) for m in BATCHES])
-        for name, method in (("VOGN", "vogn"), ("DDP Adam", "adam"))
-    }
+    compute = fitted_compute()
     for name, line in compute.items():
         print(
             f"compute, {name}: {1e3 * line.start:.1f} ms + {1e3 * line.slope:.2f} ms an example", flush=True
@@ -147,7 +152,7 @@ def main() -> None:
     for ranks in RANKS:
         points, steps = on_ranks(ranks, messages_and_steps)
         share = 2 * (ranks - 1) / ranks
-        message = Line.through([(share * size, seconds) for size, seconds in points])
+        message = Line.through([(share * size, seconds) for size, seconds in points.items()])
         print(
             f"{ranks} ranks, message: {1e3 * message.start:.2f} ms + bytes / {1e-9 / message.slope:.2f} GB/s"
         )

@@ -15,7 +15,7 @@ def test_a_rank_that_is_gone_or_silent(what: str) -> None:
     words = {"killed": "Connection", "fewer steps": "", "slow": "Timed out waiting"}
     assert words[what] in survivor["ended"]
     assert survivor["mean in place"]
-    assert survivor["seconds"] < TIMEOUT + 1.0
+    assert survivor["seconds"] < TIMEOUT + 5.0  # a busy machine wakes nobody on the second
     if what == "killed":
         assert isinstance(other, RankFailed)
     if what == "slow":
