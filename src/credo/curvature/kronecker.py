@@ -107,7 +107,7 @@ class Factored(Operation):
 
     def __init__(self, operation: Operation, sources: tuple[Source | None, ...], factoring: Factoring):
         self._operation, self._sources, self._factoring = operation, sources, factoring
-        self.tensors, self.parameter_slots = operation.tensors, operation.parameter_slots
+        self.tensors, self.parameter_slots = operation.release(), operation.parameter_slots
         self.name, self.layer = operation.name, operation.layer
         self.lead, self.merged_from, self.axis = operation.lead, operation.merged_from, operation.axis
 

@@ -47,6 +47,11 @@ class Operation(ABC):
         """Whether what looks like data is a constant, so that the result stands for parameters alone."""
         return False
 
+    def release(self) -> tuple[Tensor | None, ...]:
+        """Its tensors, which it forgets: autograd keeps what the backward pass needs, and frees it as that goes on."""
+        tensors, self.tensors = self.tensors, ()
+        return tensors
+
     def on(self, tensors: Sequence[Tensor | None]) -> "Operation":
         """The same operation on other tensors."""
         twin = copy(self)

@@ -82,7 +82,7 @@ class Generic(Operation):
             sums = torch.autograd.grad(
                 outs, [self._own[k] for k in wanted], gs, retain_graph=True, allow_unused=True
             )
-        pieces: list[Tensor | Contribution | None] = [None] * len(self.tensors)
+        pieces: list[Tensor | Contribution | None] = [None] * len(self._shared)
         for k, total in zip(wanted, sums, strict=True):
             if total is not None:
                 pieces[k] = RowByRow(self, k, total, outs, gs, examples) if self._shared[k] else total

@@ -54,7 +54,7 @@ class Sliced(Operation):
     def __init__(self, operation: Operation, stacks: dict[int, Tensor], data: frozenset[int], slices: int):
         _refuse(operation)
         self._inner, self._stacks, self._data = operation, stacks, data
-        self.tensors, self.parameter_slots = operation.tensors, operation.parameter_slots
+        self.tensors, self.parameter_slots = operation.release(), operation.parameter_slots
         self.name, self.axis = operation.name, operation.axis
         self.lead, self.merged_from = operation.lead, operation.merged_from
         self._sizes = _slice_sizes(self.merged_from or self.lead, slices, self.lead)
@@ -63,7 +63,7 @@ class Sliced(Operation):
         if self._as_one_product(tensors):
             return self._batched_linear(*tensors), ()
         parts = [self._inner.on(cut) for cut in self._cut(tensors)]
-        outputs = [part.forward(*part.tensors) for part in parts]
+        outputs = [part.forward(*part.release()) for part in parts]
         if any(extras for _, extras in outputs) or not all(isinstance(out, Tensor) for out, _ in outputs):
             raise UnsupportedOperation(f"{self.name} cannot have different weights for different slices.")
         self._parts = parts
