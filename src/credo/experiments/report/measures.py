@@ -15,7 +15,7 @@ class Measure:
     key: str
     heading: str
     better: Literal["higher", "lower", "neither"] = "neither"
-    digits: int = 3
+    digits: int = 3  # 0 for counts, which have no spread
     percent: bool = False
     essential: bool = True  # shown in a terminal; the others only where there is room
 
@@ -24,7 +24,7 @@ class Measure:
         if not math.isfinite(mean):
             return "–" if math.isnan(mean) else str(mean)
         factor = 100 if self.percent else 1
-        spread = "" if sd is None else f" ± {factor * sd:.{self.digits}f}"
+        spread = "" if sd is None or not self.digits else f" ± {factor * sd:.{self.digits}f}"
         return f"{factor * mean:.{self.digits}f}{spread}"
 
 
