@@ -64,6 +64,7 @@ def test_what_is_undefined_in_one_seed_is_undefined() -> None:
 @pytest.mark.parametrize(
     ("key", "mean", "sd", "text"),
     [
+        ("epochs", 10.0, 0.0, "10"),  # a count has no spread
         ("accuracy", 0.6732, 0.0131, "67.32 ± 1.31"),
         ("nll", 0.938, None, "0.938"),
         ("epochs", 210, None, "210"),

@@ -40,39 +40,25 @@ def run(
 ) -> int:
     device = device_of_rank(device)
     with process_group(timeout, device):
-        return _run(name, only, size, assignments, seeds, out, data, resume, device)
-
-
-def _run(
-    name: str,
-    only: Iterable[str],
-    size: str,
-    assignments: Iterable[str],
-    seeds: int,
-    out: Path,
-    data: Path | None,
-    resume: bool,
-    device: str,
-) -> int:
-    if name in CONTINUAL:
-        return _run_stream(name, only, size, assignments, seeds, out, data, resume)
-    results = run_recipe(
-        named_recipe(name),
-        size=size,
-        only=only,
-        seeds=seeds,
-        out=out,
-        data_root=data,
-        overrides=parse_assignments(assignments),
-        resume=True if resume else "auto",
-        watcher=_watcher,
-        device=device,
-    )
-    if world().rank == 0:
-        for result in results:
-            print(f"{result.folder}: {_scores(result)}")
-        print(f"compare with: credo report {out}")
-    return OK
+        if name in CONTINUAL:
+            return _run_stream(name, only, size, assignments, seeds, out, data, resume)
+        results = run_recipe(
+            named_recipe(name),
+            size=size,
+            only=only,
+            seeds=seeds,
+            out=out,
+            data_root=data,
+            overrides=parse_assignments(assignments),
+            resume=True if resume else "auto",
+            watcher=_watcher,
+            device=device,
+        )
+        if world().rank == 0:
+            for result in results:
+                print(f"{result.folder}: {_scores(result)}")
+            print(f"compare with: credo report {out}")
+        return OK
 
 
 def _run_stream(
