@@ -61,6 +61,19 @@ def train(rank: int, size: int, method: str, kind: str, options: dict[str, Any])
     return described(model, optimizer, losses)
 
 
+def train_by_blocks(rank: int, size: int, method: str, options: dict[str, Any]) -> dict[str, Any]:
+    """As `train` with unequal shares, but in blocks, of which the optimiser sees no loss."""
+    model = network(seed=rank)
+    optimizer = optimizer_of(method, model, **options)
+    own = shares("unequal", size)[rank] if size > 1 else slice(None)
+    for x, y in batches():
+        for _ in range(optimizer.settings["mc_samples"]):
+            with optimizer.sampled():
+                F.cross_entropy(model(x[own]), y[own]).backward()
+        assert optimizer.step() is None
+    return described(model, optimizer, [])
+
+
 def one_step(optimizer: Any, model: nn.Module, x: Tensor, y: Tensor) -> float:
     reduction = optimizer.settings["reduction"]
 

@@ -43,6 +43,16 @@ def test_equals_one_process(method: str, size: int, kind: str) -> None:
             assert np.array_equal(result["mean"][name], mean), "ranks must be bitwise equal to each other"
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_from_blocks_are_taken_too(method: str) -> None:
+    ranks = together(2, tasks.train_by_blocks, method, METHODS[method])
+    (alone,) = together(1, tasks.train_by_blocks, method, METHODS[method])
+    for result in ranks:
+        assert isinstance(result, dict), result
+        assert result["counters"]["refused"] == 0
+        assert difference(result, alone) < 1e-10
+
+
 @pytest.mark.parametrize("method", ["VOGN", "IVON"])
 def test_sum_losses_are_weighted_by_true_counts(method: str) -> None:
     options = {**SHARED, "reduction": "sum"}

@@ -65,7 +65,9 @@ class Gathered(ABC):
         self.vectorized, self.samples = at_once, 1 if at_once else settings["mc_samples"]
         self.examples = round(counted.examples * self.samples)
         counters["draws"] = counted.draws
-        return parameters[0].new_tensor(counted.loss) if loss is None else loss.new_tensor(counted.loss)
+        if counted.loss is None:
+            return None
+        return (parameters[0] if loss is None else loss).new_tensor(counted.loss)
 
     @abstractmethod
     def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:

@@ -35,7 +35,7 @@ class Counted:
     """What the ranks know together."""
 
     examples: float  # of one sample
-    loss: float  # the mean over all examples; NaN if nobody has one
+    loss: float | None  # the mean over all examples; None if nobody has one, as after blocks
     draws: int
 
 
@@ -86,7 +86,7 @@ def add_up(
         torch._foreach_div_(means, total)
     for slot, value in found:
         _give(shards, slot, value)
-    return Counted(total, losses / weighed if weighed else math.nan, round(all_draws / max(sharers, 1)))
+    return Counted(total, losses / weighed if weighed else None, round(all_draws / max(sharers, 1)))
 
 
 def _row(shards: Shards, numbers: Sequence[float], slots: Sequence[Slot], like: Tensor) -> Row:
