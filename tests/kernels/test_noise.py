@@ -126,6 +126,31 @@ def test_a_list_of_samples_is_its_tensors_one_by_one(both_kernels):
             assert torch.equal(out, sampled(out.numel(), index=index, dtype=out.dtype))
 
 
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_draw_puts_the_means_by(both_kernels, dtype, shifted, strided):
+    sizes = [(5,), (64,), (0,), (130, 3), (700, 500)]
+    means = [
+        torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(k))
+        for k, size in enumerate(sizes)
+    ]
+    means = [mean.t().contiguous().t() if strided else mean for mean in means]
+    shift = [torch.full_like(mean, 0.5) for mean in means] if shifted else 0.5
+    ones, key = [torch.ones_like(mean) for mean in means], (SEED, STREAM, [4, 0, 1, 2, 3], [0] * len(means))
+    plain, kept = (
+        [mean.clone() for mean in means],
+        noise.Kept([torch.full_like(mean, torch.nan) for mean in means]),
+    )
+    drawn = [mean.clone() for mean in means]
+    noise.sample_all_(plain, ones, 0.1, shift, *key)
+    assert kept.done.value == 0
+    noise.sample_all_(drawn, ones, 0.1, shift, *key, None, kept)
+    assert kept.done.value == 1
+    assert all(torch.equal(one, other) for one, other in zip(kept.places, means, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(drawn, plain, strict=True))
+
+
 def test_keys_with_the_same_32_bit_seed_share_no_noise():
     """Any bit of any part of the key changes everything, also those that torch's seeds leave out."""
     with forced("off"):

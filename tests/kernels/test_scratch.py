@@ -14,15 +14,15 @@ def squares_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def test_what_was_given_back_is_lent_once() -> None:
     like = torch.empty(0)
-    first = lend((7, 11), like)
+    first = lend((7, 11 << 12), like)
     give_back([first])
-    assert lend((7, 11), like).data_ptr() == first.data_ptr()
-    assert lend((7, 11), like).data_ptr() != first.data_ptr()
+    assert lend((7, 11 << 12), like).data_ptr() == first.data_ptr()
+    assert lend((7, 11 << 12), like).data_ptr() != first.data_ptr()
 
 
 def test_the_memory_of_a_block_is_free_with_its_statistics() -> None:
     """At once, not when the garbage collector comes."""
-    model, x = torch.nn.Linear(9, 5), torch.ones(8, 9)
+    model, x = torch.nn.Linear(9 << 12, 5), torch.ones(8, 9 << 12)
     places = set()
     for _ in range(4):
         with credo.capture(model) as stats:
@@ -33,14 +33,15 @@ def test_the_memory_of_a_block_is_free_with_its_statistics() -> None:
 
 
 def test_parts_of_tensors_are_not_taken() -> None:
-    whole = torch.zeros(5, 13)
+    whole = torch.zeros(5, 13 << 12)
+    lend((2, 13 << 12), whole)  # so that one would be welcome
     give_back([whole[:2]])
-    assert lend((2, 13), whole).data_ptr() != whole.data_ptr()
+    assert lend((2, 13 << 12), whole).data_ptr() != whole.data_ptr()
 
 
 def test_statistics_that_are_kept_do_not_change_with_later_blocks() -> None:
-    model, kept = torch.nn.Linear(6, 4), []
-    inputs = [torch.randn(8, 6, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+    model, kept = torch.nn.Linear(6 << 12, 4), []
+    inputs = [torch.randn(8, 6 << 12, generator=torch.Generator().manual_seed(k)) for k in range(4)]
     expected = [squares_of(model, x).clone() for x in inputs]
     for x in inputs:  # the blocks stay alive, so their memory must stay theirs
         with credo.capture(model) as stats:
@@ -52,10 +53,17 @@ def test_statistics_that_are_kept_do_not_change_with_later_blocks() -> None:
 
 def test_no_more_is_kept_than_was_lent() -> None:
     like = torch.empty(0)
-    first = lend((3, 17), like)
-    given = [first, *(torch.empty(3, 17) for _ in range(5)), torch.empty(5, 19)]
+    first = lend((3, 17 << 12), like)
+    given = [first, *(torch.empty(3, 17 << 12) for _ in range(5)), torch.empty(5, 19 << 12)]
     give_back(given)
     kept = {tensor.data_ptr() for tensor in given}
-    assert lend((3, 17), like).data_ptr() == first.data_ptr()
-    assert lend((3, 17), like).data_ptr() not in kept
-    assert lend((5, 19), like).data_ptr() not in kept
+    assert lend((3, 17 << 12), like).data_ptr() == first.data_ptr()
+    assert lend((3, 17 << 12), like).data_ptr() not in kept
+    assert lend((5, 19 << 12), like).data_ptr() not in kept
+
+
+def test_small_tensors_are_not_kept_account_of() -> None:
+    like = torch.empty(0)
+    first = lend((3, 5), like)
+    give_back([first])
+    assert lend((3, 5), like).data_ptr() != first.data_ptr()

@@ -47,6 +47,23 @@ def test_the_update_is_the_algorithm(both_kernels, shape, prior_tensor, with_mea
     assert all(torch.equal(now, before) for now, before in zip(tensors[3:], inputs, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_means_that_are_kept_elsewhere_are_the_same_update(both_kernels, dtype):
+    """bfloat16 has no kernel: the twin then, whatever is chosen."""
+    at_home = [[tensor.to(dtype)] for tensor in operands((301, 97))]
+    apart = [[tensor.clone() for tensor in row] for row in at_home]
+    origins, apart[0][0][:] = (
+        [apart[0][0].clone()],
+        torch.nan,
+    )  # what stands where the mean will be must not matter
+    before = origins[0].clone()
+    update.vogn_all_(*at_home, update.Settings(**SETTINGS))
+    update.vogn_all_(*apart, update.Settings(**SETTINGS), origins)
+    for one, other in zip(at_home, apart, strict=True):
+        assert torch.equal(one[0], other[0])
+    assert torch.equal(origins[0], before)
+
+
 def test_a_list_is_its_tensors_one_by_one(both_kernels):
     alone = [operands(shape, seed=k) for k, shape in enumerate(SHAPES)]
     together = [[tensor.clone() for tensor in row] for row in zip(*alone, strict=True)]

@@ -7,6 +7,7 @@ from torch import nn
 
 import credo
 from credo.errors import CallOrderError, NonFiniteError
+from credo.kernels import noise
 from tests.optim.replay import snapshot
 from tests.optim.trained import X, Y, assert_unchanged, learned, trained
 
@@ -51,6 +52,50 @@ def test_an_exception_in_a_closure_restores_everything():
     with pytest.raises(ValueError, match="data loader"):
         optimizer.step(closure)
     assert_unchanged(before, model, optimizer)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_at_the_draw_itself_restores_the_mean(monkeypatch, after):
+    """Python is interrupted right before the kernel that puts the mean by, or right after it."""
+    model, optimizer = trained()
+    before, sample = learned(model, optimizer), noise.sample_all_
+
+    def interrupted(*args):
+        if after:
+            sample(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(noise, "sample_all_", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(lambda: F.cross_entropy(model(X), Y, reduction="none"))
+    assert_unchanged(before, model, optimizer)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_step_from_a_closure_is_the_step_from_blocks(samples):
+    """A closure's step updates means that are still put by, blocks bring them back before."""
+    results = []
+    for blocks in (False, True):
+        model, optimizer = trained(mc_samples=samples)
+        for _ in range(3):
+            if blocks:
+                for _ in range(samples):
+                    with optimizer.sampled():
+                        F.cross_entropy(model(X), Y).backward()
+                optimizer.step()
+            else:
+                optimizer.step(lambda model=model: F.cross_entropy(model(X), Y, reduction="none"))
+        results.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_a_weight_changed_between_steps_stays_changed():
+    """Also by way of .data, which leaves no trace in its version."""
+    model, optimizer = trained(lr=1e-12)
+    for _ in range(2):
+        model[0].weight.data.fill_(0.25)
+        optimizer.step(lambda: F.cross_entropy(model(X), Y, reduction="none"))
+        torch.testing.assert_close(model[0].weight, torch.full_like(model[0].weight, 0.25))
 
 
 def test_a_closed_generator_restores_the_mean():

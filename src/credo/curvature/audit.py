@@ -8,6 +8,7 @@ gradient without its square, and is refused here, before anything has changed.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from credo.curvature.ledger import BackwardPass, Ledger, Use
@@ -16,6 +17,7 @@ from credo.curvature.watched import Watched
 from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
 
 _OURS: tuple[Any, Any] = (Watched._backward_cls, Derived._backward_cls)
+_LEAF = type(torch.ones(1, requires_grad=True).expand(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 
 
 def audit(
@@ -47,6 +49,8 @@ def _watched_nodes(roots: Iterable[Tensor], ledger: Ledger) -> Iterator[Any]:
                 continue
             if not ours:
                 _check_edge(node, child, ledger)
+            elif type(child) is _LEAF:
+                continue
             if child not in seen:
                 seen.add(child)
                 stack.append(child)

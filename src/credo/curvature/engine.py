@@ -1,8 +1,7 @@
 """The three ways to start a backward pass, read and run as one."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +26,7 @@ _NAMES = {
 ENGINE_CALLS = frozenset(_NAMES)
 
 
-@dataclass(frozen=True)
-class EngineCall:
+class EngineCall(NamedTuple):
     """A backward pass that somebody asked for."""
 
     roots: list[Tensor]

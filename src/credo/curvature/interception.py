@@ -114,7 +114,7 @@ class Interception(TorchFunctionMode):
 
     def _watch(self, operation: Operation, sources: tuple[Source | None, ...]) -> Any:
         use = Use(operation, sources, self.ledger, next(self._order))
-        return Watched.apply(use, *operation.release())  # type: ignore[no-untyped-call]
+        return Watched.apply(use, *operation.release())
 
     @contextmanager
     def _inside(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:

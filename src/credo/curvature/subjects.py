@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -67,16 +68,22 @@ def refuse_opaque(module: torch.nn.Module) -> None:
 
 
 def _refuse_opaque(prefix: str, part: torch.nn.Module) -> None:
-    dynamo = sys.modules.get(
-        "torch._dynamo.eval_frame"
-    )  # importing it takes seconds; without it nothing is compiled
-    compiled = dynamo is not None and isinstance(part, dynamo.OptimizedModule)
-    if compiled or isinstance(part, torch.jit.ScriptModule):
-        kind = "compiled" if compiled else "scripted"
+    kind = _opacity(type(part))  # type: ignore[arg-type]  # mypy: the hash of a class is not that of its instances
+    if kind:
         raise UnsupportedOperation(
             f"module {prefix.rstrip('.') or type(part).__name__!r} is {kind}, so its operations cannot be watched. "
             "Pass and call the plain module (of a compiled one: module._orig_mod)."
         )
+
+
+@cache
+def _opacity(kind: type[torch.nn.Module]) -> str:
+    """Why modules of this type cannot be watched; empty if they can."""
+    # Importing dynamo takes seconds; without it nothing is compiled.
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None and issubclass(kind, dynamo.OptimizedModule):
+        return "compiled"
+    return "scripted" if issubclass(kind, torch.jit.ScriptModule) else ""
 
 
 def _named(index: int, entry: Any) -> tuple[str, Tensor]:

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import Contribution
 from credo.curvature.ledger import Use
 from credo.curvature.operation import Outputs
 
@@ -18,6 +17,13 @@ class Watched(torch.autograd.Function):
 
     It stands in for torch's own node, so autograd never computes the weight gradient a second time.
     """
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """torch's, without its search of every argument for what functorch may have left in it."""
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)  # type: ignore[no-untyped-call]
+        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, use: Use, *tensors: Tensor | None) -> Outputs:
@@ -38,7 +44,7 @@ class Watched(torch.autograd.Function):
         with torch._C.DisableTorchFunction(), _no_autocast(saved):
             pieces = use.operation.backward(grads, needed, examples, saved)
             received = [
-                use.ledger.receive(source, piece) if isinstance(piece, Contribution) else piece
+                piece if piece is None or isinstance(piece, Tensor) else use.ledger.receive(source, piece)
                 for source, piece in zip(use.sources, pieces, strict=True)
             ]
         return None, *received

@@ -7,6 +7,7 @@ layer is a convolution with a kernel of one place, channels last.
 """
 
 import ctypes
+from struct import pack
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ SQUARED = 4 << 20  # bytes of squared x and g at a time
 FUSED = 32 << 20  # multiplications: beyond, the library's matrix products are as fast
 PACKED = 1 << 20  # elements of g, of which the kernel makes a copy with squares
 _NAMES = {torch.float32: "row_sums_f32", torch.float64: "row_sums_f64"}
-_Pointers = ctypes.c_void_p * 7
 _known: dict[tuple[int, tuple[int, int, int], int], "Fused"] = {}  # by kernel, sizes and threads
 
 
@@ -48,12 +48,13 @@ class Fused:
         self._kernel, self._sizes, self._threads = kernel, native.integers(*sizes), ctypes.c_int64(threads)
         self._weight, self._bias = (outputs, inputs), (outputs,)
         # Without memory the kernel only says how much of it it needs.
-        self._scratch = kernel(_Pointers(), self._sizes, self._threads) // item_bytes
+        self._scratch = kernel(pack("7P", *[0] * 7), self._sizes, self._threads) // item_bytes
 
     def __call__(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         total, squares = g.new_empty(self._weight), lend(self._weight, g)
         bias_total, bias_squares = g.new_empty(self._bias), lend(self._bias, g)
-        pointers = _Pointers(
+        pointers = pack(
+            "7P",
             x.data_ptr(),
             g.data_ptr(),
             total.data_ptr(),

@@ -12,7 +12,7 @@ calls at every step, then takes other numbers of the same distribution, from `ge
 
 import math
 from collections.abc import Iterator, Sequence
-from ctypes import c_int64
+from ctypes import byref, c_int64
 from functools import partial
 
 import torch
@@ -30,6 +30,14 @@ LARGEST = 1 << 33  # elements: 2³² blocks of a stream have numbers for so many
 
 
 Draw = tuple[int, int, int, Tensor]  # tensor, begin, end: noise for its elements [begin, end)
+
+
+class Kept:
+    """Where a draw puts the means by, and whether it has: an interrupt may come before the caller can note it."""
+
+    def __init__(self, places: Row):
+        self.places = places
+        self.done = c_int64(0)
 
 
 def normal_(out: Tensor, seed: int, stream: int, index: int = 0, start: int = 0) -> None:
@@ -69,7 +77,6 @@ def normal_all_(outs: Row, seed: int, stream: int, indices: Sequence[int], start
     _hand_back(rows, outs)
 
 
-@torch.no_grad()
 def sample_all_(
     weights: Row,
     curvatures: Row,
@@ -80,21 +87,59 @@ def sample_all_(
     indices: Sequence[int],
     starts: Sequence[int],
     means: Row | None = None,
+    kept: Kept | None = None,
 ) -> None:
-    """`sample_` for many tensors in one call; `shift` is one number, or a tensor for each."""
+    """`sample_` for many tensors in one call; `shift` is one number, or a tensor for each. `kept` gets the means."""
     _check(weights, seed, stream, indices, starts)
     number, shifts = (float(shift), None) if isinstance(shift, float | int) else (0.0, shift)
-    rows = [weights, weights if means is None else means, curvatures, *([] if shifts is None else [shifts])]
-    if not lists.aligned(*rows):
-        rows = _align(rows)
-    if call := lists.call("sample", *rows, *([None] if shifts is None else [])):
-        layout = call.sizes + lists.whole_numbers(*indices, *starts)
-        numbers = lists.doubles(scale, number)
-        call.kernel(call.addresses, layout, call.length, integers(seed, stream), numbers, _threads())
-        increment_version(rows[0])
-    else:
-        _sample_twin(rows, scale, number, seed, stream, indices, starts)
-    _hand_back(rows[0], weights)
+    rows, key = (weights, means or weights, curvatures, shifts), (seed, stream, indices, starts)
+    if not _sample_by_kernel(rows, kept, scale, number, *key):
+        with torch.no_grad():
+            _sample_otherwise(rows, kept, scale, number, *key)
+
+
+def _sample_by_kernel(
+    rows: Sequence[Row | None],
+    kept: Kept | None,
+    scale: float,
+    shift: float,
+    seed: int,
+    stream: int,
+    indices: Sequence[int],
+    starts: Sequence[int],
+) -> bool:
+    """Rows of weights, means, curvatures and shifts; whether the kernel could."""
+    call = lists.call("sample", *rows, None if kept is None else kept.places)
+    if call is None:
+        return False
+    layout = call.sizes + lists.whole_numbers(*indices, *starts)
+    numbers = lists.doubles(scale, shift)
+    done = None if kept is None else byref(kept.done)
+    call.kernel(call.addresses, layout, call.length, integers(seed, stream), numbers, _threads(), done)
+    increment_version(rows[0] or ())
+    return True
+
+
+def _sample_otherwise(
+    rows: Sequence[Row | None],
+    kept: Kept | None,
+    scale: float,
+    shift: float,
+    seed: int,
+    stream: int,
+    indices: Sequence[int],
+    starts: Sequence[int],
+) -> None:
+    """Tensors that the kernel cannot take as they are: by copies that it can, or by the twin."""
+    present = [row for row in rows if row is not None]
+    if kept is not None:
+        torch._foreach_copy_(list(kept.places), list(present[1]))
+        kept.done.value = 1
+    aligned = present if lists.aligned(*present) else _align(present)
+    by_kernel = [*aligned, *[None] * (4 - len(aligned))]
+    if not _sample_by_kernel(by_kernel, None, scale, shift, seed, stream, indices, starts):
+        _sample_twin(aligned, scale, shift, seed, stream, indices, starts)
+    _hand_back(aligned[0], present[0])
 
 
 def _sample_twin(

@@ -19,6 +19,7 @@ from torch import Tensor
 LIMIT = 24 << 20  # bytes that all the buffers of one kernel may have together
 SHELF = 64 << 20  # bytes that may wait to be lent again
 BRIEF = 16 << 20  # bytes of one block that comes and goes
+SMALL = 64 << 10  # bytes: below, the C library has memory at hand, and keeping account takes longer
 
 _kept = threading.local()
 _shelf: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
@@ -59,7 +60,7 @@ def lend(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
     Who drops it instead of giving it back loses nothing but its reuse.
     """
-    if not like.is_cpu:
+    if math.prod(shape) * like.itemsize < SMALL or not like.is_cpu:
         return like.new_empty(shape)
     try:
         return _shelf[shape, like.dtype].pop()
@@ -75,13 +76,14 @@ def give_back(tensors: Iterable[Tensor]) -> None:
     """
     if sys.is_finalizing():
         return  # torch may be gone before the shelf is
+    tensors = [tensor for tensor in tensors if tensor.nbytes >= SMALL]
     waiting = sum(
         len(row) * math.prod(shape) * dtype.itemsize for (shape, dtype), row in list(_shelf.items())
     )
     for tensor in tensors:
         used, key = tensor.nbytes, (tuple(tensor.shape), tensor.dtype)
         row = _shelf.setdefault(key, [])
-        missing = len(row) < _wanted[key] and 0 < used <= SHELF - waiting
+        missing = len(row) < _wanted[key] and used <= SHELF - waiting
         if missing and tensor.is_cpu and tensor.is_contiguous() and _is_whole(tensor):
             row.append(tensor)
             waiting += used

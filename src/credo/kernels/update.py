@@ -48,7 +48,6 @@ def vogn_(
     vogn_all_(*rows, priors, None if prior_mean is None else [prior_mean], settings)
 
 
-@torch.no_grad()
 def vogn_all_(
     means: Row,
     momenta: Row,
@@ -58,19 +57,26 @@ def vogn_all_(
     prior: float | Row,
     prior_means: Row | None,
     settings: Settings,
+    origins: Row | None = None,
 ) -> None:
-    """`vogn_` for many tensors in one call; `prior` is one number, or a tensor for each."""
+    """`vogn_` for many tensors in one call; `prior` is one number, or a tensor for each.
+
+    `origins`: where the means are before the update, unless they are in `means`.
+    """
     number, priors = (float(prior), None) if isinstance(prior, float | int) else (0.0, prior)
     rows = [means, momenta, curvatures, gradients, squares]
-    if call := lists.call("vogn", *rows, priors, prior_means):
+    if call := lists.call("vogn", *rows, priors, prior_means, origins):
         call.kernel(*call[1:], lists.doubles(*settings, number), _threads())
         increment_version([*means, *momenta, *curvatures])
         return
-    for few in _groups(means):
-        mu, m, s, gradient, square = ([row[k] for k in few] for row in rows)
-        own_prior = number if priors is None else [priors[k] for k in few]
-        own_means = None if prior_means is None else [prior_means[k] for k in few]
-        _vogn_twin(mu, m, s, gradient, square, own_prior, own_means, settings)
+    with torch.no_grad():
+        if origins is not None:
+            torch._foreach_copy_(list(means), list(origins))
+        for few in _groups(means):
+            mu, m, s, gradient, square = ([row[k] for k in few] for row in rows)
+            own_prior = number if priors is None else [priors[k] for k in few]
+            own_means = None if prior_means is None else [prior_means[k] for k in few]
+            _vogn_twin(mu, m, s, gradient, square, own_prior, own_means, settings)
 
 
 def _vogn_twin(
@@ -112,14 +118,17 @@ def _groups(tensors: Row) -> Iterator[list[int]]:
         yield group
 
 
-@torch.no_grad()
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether no element is infinite or NaN: one pass, no copy, at most one wait for the device."""
-    tensors = [tensor for tensor in tensors if tensor.numel()]
-    if not tensors:
-        return True
     if call := lists.call("all_finite", tensors):
         return bool(call.kernel(*call[1:], _threads()))
+    with torch.no_grad():
+        return _all_finite_twin([tensor for tensor in tensors if tensor.numel()])
+
+
+def _all_finite_twin(tensors: list[Tensor]) -> bool:
+    if not tensors:
+        return True
     # A norm is finite only if all elements are. Large finite ones may overflow: then look at each.
     sums = torch.stack([norm.double() for norm in torch._foreach_norm(tensors)])
     return bool(sums.isfinite().all()) or all(bool(tensor.isfinite().all()) for tensor in tensors)

@@ -43,6 +43,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     _world: World
     _shards: Shards
     _kept: tuple[str, ...] = ()  # further attributes that copies have too
+    _updates_from_origins = False  # whether `_update` finds means that are still away
 
     def __init__(self, params: Any, defaults: dict[str, Any], settings: dict[str, Any]):
         self.settings = settings
@@ -145,6 +146,10 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         changes, `counters["refused"]` grows, and after ten in a row it is an error.
         """
         self._refuse_inside("step")
+        with self._keeper.late(self._updates_from_origins and not self._shards.sharded):
+            return self._step(closure)
+
+    def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
         loss = None if closure is None else self._run_share(closure)
         if self._world.alone or self._gathered.samples:
             checks.require_samples(self._gathered, self.settings["mc_samples"])

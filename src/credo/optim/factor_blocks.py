@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import final
 
+import torch
 from torch import Tensor
 
 from credo.curvature.kronecker import FactorStatistics, watching_factors
@@ -39,8 +40,7 @@ class FactorOptimizer(BayesianOptimizer):
     @contextmanager
     def _sample(self, parameters: list[Tensor]) -> Iterator[Seen]:
         self._follow_freezing()
-        draw = self._stream()
-        with self._keeper.in_place(parameters, lambda: self._draw(draw)), self._watch(parameters) as seen:
+        with self._keeper.in_place(lambda: self._draw_over(parameters)), self._watch(parameters) as seen:
             self._statistics = seen if isinstance(seen, FactorStatistics) else None
             try:
                 yield seen
@@ -48,6 +48,11 @@ class FactorOptimizer(BayesianOptimizer):
             finally:
                 self._statistics = None
         self.counters["draws"] += 1
+
+    def _draw_over(self, parameters: list[Tensor]) -> None:
+        self._keeper.keep(parameters)
+        with torch.no_grad():
+            self._draw(self._stream())
 
     def _watch(self, parameters: list[Tensor]) -> AbstractContextManager[Seen]:
         subjects, reduction = self._subjects(parameters), self.settings["reduction"]

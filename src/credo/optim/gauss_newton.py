@@ -36,6 +36,8 @@ from credo.posterior import DiagonalPosterior, Posterior
 class GaussNewton(SquaresOptimizer):
     """The state and the update; whether a block holds a sample or the mean is left to the method."""
 
+    _updates_from_origins = True
+
     def __init__(
         self,
         params: Any,
@@ -140,6 +142,7 @@ class GaussNewton(SquaresOptimizer):
             gradient_unit,
             squares_unit,
         )
+        origins = self._keeper.kept(parameters)
         update.vogn_all_(
             [p.detach() for p in parameters],
             [state["momentum"] for state in states],
@@ -149,7 +152,9 @@ class GaussNewton(SquaresOptimizer):
             priors if isinstance(priors[0], Tensor) else priors[0],  # type: ignore[arg-type]
             [state["prior_mean"] for state in states] if "prior_mean" in states[0] else None,
             numbers,
+            origins,
         )
+        self._keeper.replaced(parameters)
 
     def _state(self, group: dict[str, Any], p: Tensor, squares: Tensor, unit: float) -> dict[str, Tensor]:
         """State for a parameter at its first gradient: m₀ = 0, s₀ the first squares or as given."""
@@ -164,9 +169,10 @@ class GaussNewton(SquaresOptimizer):
     def _moved_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
         """The state of a parameter, on the parameter's device; with a given start the curvature is there at once."""
         state: dict[str, Tensor] = self.state[p]
+        device = p.device
         for key, value in state.items():
-            if value.device != p.device:
-                state[key] = value.to(p.device)
+            if value.device != device:
+                state[key] = value.to(device)
         if "curvature" not in state and (start := self._start(group, p)) is not None:
             state["curvature"] = torch.zeros_like(widen(p.detach())) + start
         return state

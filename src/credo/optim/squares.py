@@ -48,7 +48,7 @@ class SquaresOptimizer(BayesianOptimizer):
                 yield stats
         else:
             with (
-                self._keeper.in_place(parameters, lambda: self._draw(draw)),
+                self._keeper.in_place(lambda: self._draw(draw)),
                 watching(subjects, reduction) as stats,
             ):
                 yield stats

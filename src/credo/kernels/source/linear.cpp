@@ -13,6 +13,7 @@ constexpr int vectors = 2;
 constexpr int rows = registers == 32 ? 6 : 3;  // 2 · rows · vectors sums, and 2 · vectors loads, fit the registers
 constexpr int lanes = registers == 32 ? 8 : 4;  // the rows of a strip, filled up to a vector's length
 constexpr int64_t block = 128;                 // examples in a packed panel: with a strip it stays in the first cache
+constexpr int64_t even = 8;                    // panels for each thread that divide well enough
 constexpr int64_t small = 1 << 18;             // multiplications: below this a second thread is not worth waking
 
 template <typename T>
@@ -36,10 +37,9 @@ CREDO_INLINE const T* copy(const T* from, int64_t count, T* to) {
 
 // The gradients of one strip of outputs as [example][g of each row, then g² of each row], `lanes` apart. What stands
 // where there is no row is never used: it belongs to the next output or the next example, and only the last example,
-// or a strip at the edge, has to be copied not to read beyond the end. `first_of_it`: the sums of the bias are this
-// thread's to write.
+// or a strip at the edge, has to be copied not to read beyond the end. `sums_bias`: its sums are this thread's to write.
 template <typename T>
-void pack_strip(const Problem<T>& p, int64_t strip, bool first_of_it, T* to) {
+void pack_strip(const Problem<T>& p, int64_t strip, bool sums_bias, T* to) {
     typedef T Vector __attribute__((vector_size(lanes * sizeof(T)), aligned(sizeof(T)), may_alias));
     const int64_t begin = strip * rows, kept = smaller(p.outputs - begin, rows);
     Vector sums = {}, sums_of_squares = {};
@@ -53,7 +53,7 @@ void pack_strip(const Problem<T>& p, int64_t strip, bool first_of_it, T* to) {
         sums += g;
         sums_of_squares += squares;
     }
-    if (!p.bias_total || !first_of_it) return;
+    if (!p.bias_total || !sums_bias) return;
     copy(reinterpret_cast<const T*>(&sums), kept, p.bias_total + begin);
     copy(reinterpret_cast<const T*>(&sums_of_squares), kept, p.bias_squares + begin);
 }
@@ -141,24 +141,20 @@ void multiply_at_edge(const T* panel, const T* strip, int64_t examples, Tile<T> 
     }
 }
 
-// What one thread does: the tiles [begin, end), counted strip after strip; its first and last strip may be shared with
-// another thread. It packs for itself alone: a copy that another core has just written is slower to read than to make.
+// What one thread does: some panels of inputs against some strips of outputs. It packs for itself alone: a copy that
+// another core has just written is slower to read than to make.
 template <typename T>
 struct Share {
     const Problem<T>& p;
-    int64_t begin, end;
+    int64_t first_panel, last_panel, first_strip, last_strip;
     T *strips, *panel;
 
-    int64_t first_strip() const { return begin / p.panels(); }
     int64_t strip_size() const { return p.examples * 2 * lanes; }
 
-    // The first strip whose tile of this panel is not before tile `from`.
-    int64_t strip_at(int64_t from, int64_t panel) const { return (from - panel + p.panels() - 1) / p.panels(); }
-
     void run() const {
-        for (int64_t strip = first_strip(); strip * p.panels() < end; ++strip)
-            pack_strip(p, strip, strip * p.panels() >= begin, strips + (strip - first_strip()) * strip_size());
-        for (int64_t number = 0; number < p.panels(); ++number)
+        for (int64_t strip = first_strip; strip < last_strip; ++strip)
+            pack_strip(p, strip, first_panel == 0, strips + (strip - first_strip) * strip_size());
+        for (int64_t number = first_panel; number < last_panel; ++number)
             for (int64_t first = 0; first < p.examples; first += block)
                 sum(number, first, smaller(p.examples, first + block));
     }
@@ -167,10 +163,9 @@ struct Share {
     void sum(int64_t number, int64_t first, int64_t last) const {
         constexpr int64_t columns = Problem<T>::columns();
         const int64_t left = number * columns, count = smaller(p.inputs - left, columns);
-        const int64_t from = strip_at(begin, number), to = strip_at(end, number);
-        if (from < to) pack_panel(p, number, first, last, panel);
-        for (int64_t strip = from; strip < to; ++strip) {
-            const T* const gradients = strips + (strip - first_strip()) * strip_size() + first * 2 * lanes;
+        pack_panel(p, number, first, last, panel);
+        for (int64_t strip = first_strip; strip < last_strip; ++strip) {
+            const T* const gradients = strips + (strip - first_strip) * strip_size() + first * 2 * lanes;
             const int64_t at = strip * rows * p.inputs + left, kept = smaller(p.outputs - strip * rows, rows);
             const Tile<T> tile = {p.total + at, p.squares + at, p.inputs};
             if (kept == rows && count == columns)
@@ -181,17 +176,23 @@ struct Share {
     }
 };
 
-// Without `scratch`: the bytes of it that are needed. The arithmetic of an element does not depend on the threads.
+// Without `scratch`: the bytes of it that are needed. Threads share the panels where there are enough to be even, so
+// that each input is packed once; else the strips. The arithmetic of an element does not depend on the threads.
 template <typename T>
 int64_t row_sums(const Problem<T>& p, T* scratch, int64_t threads) {
     if (p.examples * p.inputs * p.outputs < small) threads = 1;
-    const int64_t tiles = p.panels() * p.strips(), panel_size = block * 2 * Problem<T>::columns();
-    const int64_t each = panel_size + (p.strips() / threads + 2) * p.examples * 2 * lanes;
+    const int64_t panels = p.panels(), strips = p.strips(), by_panel = panels >= even * threads;
+    const int64_t panel_size = block * 2 * Problem<T>::columns(), strips_each = by_panel ? strips : strips / threads + 1;
+    const int64_t each = panel_size + strips_each * p.examples * 2 * lanes;
     if (!scratch) return threads * each * int64_t(sizeof(T));
 #pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
     for (int64_t part = 0; part < threads; ++part) {
+        const auto cut = [&](int64_t whole, int64_t end) { return whole * (part + end) / threads; };
         T* const own = scratch + part * each;
-        Share<T>{p, tiles * part / threads, tiles * (part + 1) / threads, own + panel_size, own}.run();
+        if (by_panel)
+            Share<T>{p, cut(panels, 0), cut(panels, 1), 0, strips, own + panel_size, own}.run();
+        else
+            Share<T>{p, 0, panels, cut(strips, 0), cut(strips, 1), own + panel_size, own}.run();
     }
     return 0;
 }

@@ -4,27 +4,42 @@
 
 namespace {
 
-// One tile; a tensor of shifts, or one number for all.
-template <bool shifted, typename T>
-CREDO_INLINE void combine(T* out, const T* mean, const T* curvature, const T* shifts, T scale, T shift,
-                          const T* noise) {
+// What one tensor's weights are made of. `shifts` is null when one number is for all; the mean is put by in `kept`
+// unless that is null.
+template <typename T>
+struct Sampled {
+    T* weight;
+    const T *mean, *curvature, *shifts;
+    T* kept;
+
+    Sampled at(int64_t i) const {
+        return {weight + i, mean + i, curvature + i, shifts ? shifts + i : nullptr, kept ? kept + i : nullptr};
+    }
+};
+
+// One tile.
+template <bool shifted, bool keeps, typename T>
+CREDO_INLINE void combine(const Sampled<T> at, T scale, T shift, const T* noise) {
 #pragma omp simd
-    for (int i = 0; i < tile_size; ++i)
-        out[i] = mean[i] + noise[i] * root(scale / (curvature[i] + (shifted ? shifts[i] : shift)));
+    for (int i = 0; i < tile_size; ++i) {
+        const T mean = at.mean[i];
+        if (keeps) at.kept[i] = mean;
+        at.weight[i] = mean + noise[i] * root(scale / (at.curvature[i] + (shifted ? at.shifts[i] : shift)));
+    }
 }
 
 // A piece of a tile is done as a whole tile on copies: the same arithmetic, wherever the cut.
 template <bool shifted, typename T>
-void combine_some(T* out, const T* mean, const T* curvature, const T* shifts, T scale, T shift, const T* noise,
-                  int64_t count) {
+void combine_some(const Sampled<T> at, T scale, T shift, const T* noise, int64_t count) {
     T w[tile_size], m[tile_size] = {}, c[tile_size] = {}, s[tile_size] = {}, n[tile_size] = {};
     const size_t bytes = count * sizeof(T);
-    std::memcpy(m, mean, bytes);
-    std::memcpy(c, curvature, bytes);
-    if (shifted) std::memcpy(s, shifts, bytes);
+    std::memcpy(m, at.mean, bytes);
+    std::memcpy(c, at.curvature, bytes);
+    if (shifted) std::memcpy(s, at.shifts, bytes);
     std::memcpy(n, noise, bytes);
-    combine<shifted>(w, m, c, s, scale, shift, n);
-    std::memcpy(out, w, bytes);
+    combine<shifted, false>(Sampled<T>{w, m, c, s, nullptr}, scale, shift, n);
+    if (at.kept) std::memcpy(at.kept, m, bytes);
+    std::memcpy(at.weight, w, bytes);
 }
 
 // What the noise of a list depends on: seed and stream of all, and each tensor's index.
@@ -58,18 +73,17 @@ int64_t normal(const List& list, T* const* outs, Keys keys, int64_t threads) {
     return 0;
 }
 
-// `tensors`: rows of weights, means, curvatures and shifts; the last are null when `shift` is for all.
-template <bool shifted, typename T>
+// `tensors`: rows of weights, means, curvatures, shifts and places for the means; the last two may be null.
+template <bool shifted, bool keeps, typename T>
 int64_t sample(const List& list, T* const* tensors, T scale, T shift, Keys keys, int64_t threads) {
     divide(list, threads, [&](int64_t k, int64_t begin, int64_t end) {
-        T* const weight = tensors[k];
-        const T *const mean = tensors[list.count + k], *const curvature = tensors[2 * list.count + k];
-        const T* const shifts = shifted ? tensors[3 * list.count + k] : mean;
+        const auto row = [&](int r) { return tensors[r * list.count + k]; };
+        const Sampled<T> whole = {row(0), row(1), row(2), row(3), row(4)};
         with_noise<T>(keys[k], list.start(k), begin, end, [&](int64_t i, int64_t count, const T* noise) {
             if (count == tile_size)
-                combine<shifted>(weight + i, mean + i, curvature + i, shifts + i, scale, shift, noise);
+                combine<shifted, keeps>(whole.at(i), scale, shift, noise);
             else
-                combine_some<shifted>(weight + i, mean + i, curvature + i, shifts + i, scale, shift, noise, count);
+                combine_some<shifted>(whole.at(i), scale, shift, noise, count);
         });
     });
     return 0;
@@ -85,15 +99,19 @@ CREDO_EXPORT(noise_words)(const int64_t* seed_stream, int64_t index, int64_t blo
     return 0;
 }
 
-// `layout` holds the sizes, the indices and the starts of `count` tensors.
+// `layout` holds the sizes, the indices and the starts of `count` tensors. `done` becomes 1: Python is interrupted only
+// before or after a call.
 #define CREDO_NOISE(T, type)                                                                                           \
     CREDO_EXPORT(normal_##type)(T* const* outs, const int64_t* layout, int64_t count, const int64_t* seed_stream,      \
                                 int64_t threads) {                                                                     \
         return normal<T>({count, layout, layout + 2 * count}, outs, {seed_stream, layout + count}, threads);           \
     }                                                                                                                  \
     CREDO_EXPORT(sample_##type)(T* const* tensors, const int64_t* layout, int64_t count, const int64_t* seed_stream,   \
-                                const double* scale_shift, int64_t threads) {                                          \
-        const auto run = tensors[3 * count] ? sample<true, T> : sample<false, T>;                                      \
+                                const double* scale_shift, int64_t threads, int64_t* done) {                           \
+        if (done) *done = 1;                                                                                           \
+        const bool keeps = tensors[4 * count];                                                                         \
+        const auto run = tensors[3 * count] ? (keeps ? sample<true, true, T> : sample<true, false, T>)                 \
+                                            : (keeps ? sample<false, true, T> : sample<false, false, T>);              \
         return run({count, layout, layout + 2 * count}, tensors, T(scale_shift[0]), T(scale_shift[1]),                 \
                    {seed_stream, layout + count}, threads);                                                            \
     }

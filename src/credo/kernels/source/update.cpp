@@ -18,7 +18,7 @@ Settings<T> settings_of(const double* v) {
 template <typename T>
 struct Operands {
     T *mean, *momentum, *curvature;
-    const T *gradient, *squares, *prior, *prior_mean;
+    const T *gradient, *squares, *prior, *prior_mean, *origin;  // where the mean is before the update
 };
 
 // m ← β₁m + ĝ + δ̃(μ−μ₀),  s ← (1−β₂)s + β₂ĥ,  μ ← μ − α·m/(s+δ̃+γ) for the elements [begin, end).
@@ -26,24 +26,24 @@ template <bool prior_tensor, bool prior_mean, typename T>
 void vogn(const Operands<T> at, const Settings<T> set, int64_t begin, int64_t end) {
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) {
-        const T prior = prior_tensor ? at.prior[i] : set.prior;
-        const T away = prior_mean ? at.mean[i] - at.prior_mean[i] : at.mean[i];
+        const T prior = prior_tensor ? at.prior[i] : set.prior, mean = at.origin[i];
+        const T away = prior_mean ? mean - at.prior_mean[i] : mean;
         const T m = set.beta1 * at.momentum[i] + set.gradient_scale * at.gradient[i] + prior * away;
         const T s = set.keep * at.curvature[i] + set.beta2 * (set.squares_scale * at.squares[i]);
         at.momentum[i] = m;
         at.curvature[i] = s;
-        at.mean[i] -= set.lr * m / (s + prior + set.damping);
+        at.mean[i] = mean - set.lr * m / (s + prior + set.damping);
     }
 }
 
-// `tensors`: rows of `count` pointers (means, momenta, curvatures, gradients, squares, priors, prior means). The last
-// two rows may be null throughout: the prior is then a number, and its mean zero.
+// `tensors`: rows of `count` pointers (means, momenta, curvatures, gradients, squares, priors, prior means, origins). The
+// last three may be null throughout: the prior is then a number, its mean zero, and the mean where it is to be.
 template <typename T>
 int64_t vogn_list(T* const* tensors, const int64_t* sizes, int64_t count, const double* numbers, int64_t threads) {
     const auto settings = settings_of<T>(numbers);
     divide({count, sizes, nullptr}, threads, [&](int64_t k, int64_t begin, int64_t end) {
         const auto row = [&](int r) { return tensors[r * count + k]; };
-        const Operands<T> at = {row(0), row(1), row(2), row(3), row(4), row(5), row(6)};
+        const Operands<T> at = {row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7) ? row(7) : row(0)};
         const auto run = at.prior ? (at.prior_mean ? vogn<true, true, T> : vogn<true, false, T>)
                                   : (at.prior_mean ? vogn<false, true, T> : vogn<false, false, T>);
         run(at, settings, begin, end);
