@@ -41,6 +41,11 @@ class Gathered(ABC):
         self.scale = scale
 
     @final
+    def at_once(self, blocks: int) -> None:
+        """The blocks were parts of one mean loss over all samples."""
+        self.samples, self.examples, self.vectorized = 1, self.examples // blocks, True
+
+    @final
     def share(
         self,
         shards: Shards,
