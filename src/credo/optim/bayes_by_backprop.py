@@ -19,6 +19,7 @@ from credo.curvature.contribution import widen
 from credo.errors import InvalidType
 from credo.kernels import noise
 from credo.optim import arguments
+from credo.optim.diagnostics import Part
 from credo.optim.gathered_tables import GatheredVariances
 from credo.optim.gathering import Gathered
 from credo.optim.inner import Build, Inner, Moved, adam
@@ -30,10 +31,7 @@ from credo.posterior import DiagonalPosterior, Posterior
 from credo.posterior.gaussian import kl_terms, total
 
 Row = list[Tensor] | tuple[Tensor, ...]  # one tensor for each parameter
-LOG_VARIANCES = (
-    -60.0,
-    60.0,
-)  # between these a variance is a positive float32, whatever the inner optimiser does
+LOG_VARIANCES = (-60.0, 60.0)  # between these a variance is a positive float32, whatever the inner one does
 INITIALISATION = 2**64 - 1  # the stream of noise that no draw will reach
 
 
@@ -251,6 +249,19 @@ class BayesByBackprop(ReparameterisedOptimizer):
 
     def _all(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
+
+    def _parts(self, group: Mapping[str, Any]) -> list[Part]:
+        return (
+            []
+            if group["deterministic"]
+            else [self._part(group, p) for p in group["params"] if p.requires_grad]
+        )
+
+    def _part(self, group: Mapping[str, Any], p: Tensor) -> Part:
+        variance = self._log_variance(group, p).exp()
+        prior = variance * self.state[p].get("prior_precision", group["prior_precision"])
+        one, none = torch.ones_like(variance), torch.zeros_like(variance)
+        return Part(p.detach(), variance.sqrt(), one, 1 - prior, prior, none)
 
     # What is believed
 
