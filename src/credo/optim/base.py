@@ -22,7 +22,7 @@ from credo.kernels.update import all_finite
 from credo.optim import arguments, checkpoints, checks
 from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
 from credo.optim.gathering import Gathered, Seen
-from credo.optim.groups import parameter_groups, parameter_names
+from credo.optim.groups import joining_group, parameter_groups, parameter_names
 from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
 from credo.optim.sampling import MeanKeeper
@@ -246,7 +246,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         known = {**self.defaults, **param_group}
         arguments.known_options(param_group, self.defaults)
         self._check_group(known)
-        super().add_param_group(param_group)
+        super().add_param_group(joining_group(self.param_groups, param_group, self._module_now()))
 
     @abstractmethod
     def _check_group(self, group: Mapping[str, Any]) -> None:
