@@ -41,9 +41,9 @@ class Gathered(ABC):
         self.scale = scale
 
     @final
-    def at_once(self, blocks: int) -> None:
+    def at_once(self) -> None:
         """The blocks were parts of one mean loss over all samples."""
-        self.samples, self.examples, self.vectorized = 1, self.examples // blocks, True
+        self.samples, self.vectorized = 1, True
 
     @final
     def share(

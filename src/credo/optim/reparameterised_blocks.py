@@ -62,7 +62,7 @@ class ReparameterisedOptimizer(BayesianOptimizer):
                 assert isinstance(seen, Reparameterised)
                 loss = seen.run_at_once(closure, self.settings["mc_samples"] // blocks) / blocks
                 losses.append(finish_closure(loss, seen, "mean"))
-        self._gathered.at_once(blocks)
+        self._gathered.at_once()
         return torch.stack(losses).sum()
 
 
