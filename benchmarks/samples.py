@@ -39,6 +39,11 @@ def steps_for(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Step]:
         optimizer = credo.VOGN(model, lr=1e-9, data_size=50_000, initial_curvature=1.0, **options)
         return lambda: optimizer.step(losses)
 
+    def bbb(**options: object) -> Step:
+        optimizer = credo.BayesByBackprop(model, lr=1e-9, data_size=50_000, **options)
+        return lambda: optimizer.step(losses)
+
+    paper = {"mc_samples": 10, "convolution_samples": 1}
     return {
         "forward + backward": plain,
         "Adam": adam_step,
@@ -49,6 +54,10 @@ def steps_for(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Step]:
         "2 slices": vogn(mc_slices=2),
         "8 slices": vogn(mc_slices=8),
         "32 slices": vogn(mc_slices=32),
+        "BBB, one sample": bbb(),
+        "BBB, K = 10, one after the other": bbb(mc_samples=10),
+        "BBB, K = 10, vectorised": bbb(mc_samples=10, vectorized=True),
+        "BBB, K = 10, 1 for convolutions": bbb(vectorized=True, **paper),
     }
 
 
@@ -83,7 +92,7 @@ def main() -> None:
         times = measured(steps_for(model, x, torch.randint(0, 10, (len(x),))), rounds)
         plain, adam = times["forward + backward"], times["Adam"]
         for name, own in times.items():
-            print(f"  {name:28} {paired(own, plain):6.2f} {paired(own, adam):6.2f}")
+            print(f"  {name:32} {paired(own, plain):6.2f} {paired(own, adam):6.2f}")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,16 @@ def test_refused_before_any_gradient_is_touched(loss, message):
     assert all(p.grad is None for p in net.parameters())
 
 
+def test_an_image_without_a_batch_is_refused_by_name():
+    net = torch.nn.Conv1d(2, 3, 2)
+    with (
+        pytest.raises(CredoError, match=r"convolution.*weight.*no leading dimension"),
+        credo.capture(net),
+    ):
+        net(torch.ones(2, 4)).sum().backward()
+    assert net.weight.grad is None
+
+
 def test_forward_outside_the_block():
     net = linear()
     loss = net(X).sum()

@@ -78,6 +78,8 @@ def one_step(optimizer: Any, model: nn.Module, x: Tensor, y: Tensor) -> float:
     reduction = optimizer.settings["reduction"]
 
     def closure() -> Tensor:
+        if optimizer.settings.get("vectorized"):
+            return F.cross_entropy(model(x), y, reduction="none")
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y, reduction=reduction)
         loss.backward()

@@ -43,6 +43,20 @@ def test_equals_one_process(method: str, size: int, kind: str) -> None:
             assert np.array_equal(result["mean"][name], mean), "ranks must be bitwise equal to each other"
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("kind", ["unequal", "empty"])
+def test_samples_at_once_equal_one_process(kind: str, sharded: bool) -> None:
+    """Two blocks a step, each of two samples that share the noise of the convolutions."""
+    shared = {**METHODS["BayesByBackprop"], "mc_samples": 4, "convolution_samples": 2}
+    at_once = {**shared, "vectorized": True, "sharded": sharded}
+    ranks = together(2, tasks.train, "BayesByBackprop", kind, at_once)
+    (alone,) = together(1, tasks.train, "BayesByBackprop", "equal", shared)
+    for result in ranks:
+        assert isinstance(result, dict), result
+        assert difference(result, alone) < 1e-10
+        assert result["losses"] == pytest.approx(alone["losses"], rel=1e-10)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_steps_from_blocks_are_taken_too(method: str) -> None:
     ranks = together(2, tasks.train_by_blocks, method, METHODS[method])

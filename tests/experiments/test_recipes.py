@@ -128,6 +128,15 @@ def test_settings_are_those_of_the_paper(line: list[str]) -> None:
     assert training.epochs == row_of(name, row).published["epochs"][0]
 
 
+def test_bayes_by_backprop_has_the_settings_of_the_paper() -> None:
+    """10 samples for linear layers and 1 for convolutions in training, 100 (and 10) at test time."""
+    training = paper_of("table1-lenet5", "bbb")
+    samples = {"mc_samples": 10, "convolution_samples": 1, "vectorized": True}
+    start = {"initial_log_variance": -6.0, "initial_mean_sd": 0.1}
+    assert training.settings == {"lr": 1e-3, "prior_precision": 1.0, **samples, **start}
+    assert (training.epochs, training.samples) == (800, 100)
+
+
 @pytest.mark.parametrize("key", TABLE_5, ids="-".join)
 def test_variational_settings_are_those_of_the_paper(key: tuple[str, str]) -> None:
     batch, gpus, samples, start, end, rho, size, delta, gamma, weight_decay = TABLE_5[key]

@@ -102,6 +102,20 @@ def test_vectorised_samples_are_the_same_run(tmp_path: Path) -> None:
         assert one.metrics[key] == pytest.approx(other.metrics[key], rel=1e-4)
 
 
+def small_convolution() -> nn.Module:
+    layers = nn.Unflatten(1, (1, 2)), nn.Conv1d(1, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 8), nn.Tanh()
+    return nn.Sequential(*layers, nn.Linear(8, 3))
+
+
+def test_bayes_by_backprop_trains_with_fewer_samples_for_convolutions(tmp_path: Path) -> None:
+    shared = {"lr": 5e-3, "mc_samples": 4, "convolution_samples": 1}
+    plain = replace(VOGN, method="bbb", model=small_convolution, settings=shared)
+    one = train(plain, 0, tmp_path / "one")
+    other = train(replace(plain, settings={**shared, "vectorized": True}), 0, tmp_path / "other")
+    for key in ("train_accuracy", "train_nll", "nll", "accuracy"):
+        assert one.metrics[key] == pytest.approx(other.metrics[key], rel=1e-3)
+
+
 def test_held_out_classes_become_the_unfamiliar_ones(tmp_path: Path) -> None:
     result = train(replace(VOGN, model="mlp", held_out_classes=(1,)), 0, tmp_path)
     kept = result.predictions()

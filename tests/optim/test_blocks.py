@@ -1,5 +1,8 @@
 """The mean always comes back, randomness is private, and a step that is not finite is refused."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -195,3 +198,25 @@ def test_a_batch_larger_than_the_data_is_worth_a_warning():
     optimizer = credo.VOGN(model, data_size=5)
     with pytest.warns(UserWarning, match="6 examples, more than data_size=5"):
         optimizer.step(lambda: F.cross_entropy(model(X), Y, reduction="none"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_leave_nothing_to_the_garbage_collector(method):
+    """Weak references that hung on the buffers of the model until a collection have crashed the interpreter."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+    optimizer = method(model, data_size=60)
+
+    def steps(count: int) -> int:
+        for _ in range(count):
+            optimizer.step(lambda: F.cross_entropy(model(X), Y, reduction="none"))
+        return len(gc.get_objects())
+
+    steps(3)
+    gc.collect()
+    gc.disable()
+    try:
+        before = steps(1)
+        assert steps(20) < before + 10
+        assert weakref.getweakrefcount(model[1].num_batches_tracked) <= 1
+    finally:
+        gc.enable()

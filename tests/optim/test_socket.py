@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import credo
+from credo.errors import InvalidValue
 from tests.optim.replay import snapshot
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
@@ -112,6 +113,22 @@ def test_add_param_group_leaves_the_others_alone(method):
     optimizer.step(lambda: F.cross_entropy(extra(model(X)), Y, reduction="none"))
     assert not torch.equal(extra.weight, before)
     assert "extra.weight" in optimizer.posterior().mean
+
+
+@every_method
+def test_a_group_that_joins_has_the_names_of_the_module_or_is_refused(method):
+    model = network()
+    optimizer = method(model, data_size=100)
+    with pytest.raises(InvalidValue, match=r"\(name, parameter\) pairs"):
+        optimizer.add_param_group({"params": nn.Linear(3, 3).parameters()})
+    model.late = nn.Linear(3, 3)
+    optimizer.add_param_group({"params": model.late.parameters(), "lr": 0.5})
+    assert optimizer.param_groups[-1]["param_names"] == ["late.weight", "late.bias"]
+    unnamed = method(network().parameters(), data_size=100)
+    with pytest.raises(InvalidValue, match="parameters without names"):
+        unnamed.add_param_group({"params": model.late.named_parameters()})
+    unnamed.add_param_group({"params": model.late.parameters()})
+    assert len(unnamed.param_groups) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

@@ -77,7 +77,9 @@ def _count_examples(uses: list[Use], ledger: Ledger, declared: int | None) -> in
     if not uses:
         return 0
     first = min(uses, key=lambda use: use.order).operation
-    examples = declared if declared is not None else first.merged_from or first.lead
+    examples = (
+        declared if declared is not None else first.merged_from or abs(first.lead)
+    )  # -1: an image by itself
     if examples == 0:
         raise EmptyBatch("the batch is empty: it has no examples, so no gradient. Skip it.")
     for use in uses:

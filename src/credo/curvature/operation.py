@@ -64,8 +64,8 @@ class Operation(ABC):
         self.merged_from = lead_before_merge(rows)
 
 
-def lead_before_merge(rows: Tensor) -> int | None:
-    """The leading dimension before a view merged it with the next ones, if that can be seen."""
+def lead_before_merge(rows: Tensor, skip: int = 0) -> int | None:
+    """The leading dimension, after `skip`, before a view merged it with the next ones, if that can be seen."""
     node = rows.grad_fn
     if node is not None and node.name() in _MERGES:
         sizes = tuple(node._saved_self_sym_sizes)  # type: ignore[attr-defined]
@@ -73,7 +73,8 @@ def lead_before_merge(rows: Tensor) -> int | None:
         sizes = tuple(rows._base.shape)
     else:
         return None
-    merges = any(math.prod(sizes[:k]) == len(rows) for k in range(2, len(sizes)))
+    sizes = sizes[skip:]
+    merges = any(math.prod(sizes[:k]) == rows.shape[skip] for k in range(2, len(sizes)))
     return int(sizes[0]) if merges else None
 
 

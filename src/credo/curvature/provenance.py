@@ -8,7 +8,8 @@ graph that made it.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,6 +94,7 @@ class Provenance:
         self.sources: dict[int, Source] = {id(p): Source(p, (p,), True) for p in watched}
         self.constants: dict[int, Any] = {id(c): c for c in constants}
         self._alive: dict[int, Any] = {}
+        self._myself = weakref.ref(self)
 
     def touches(self, values: Iterable[Any]) -> bool:
         """Whether a parameter, or what was derived from one, is among the arguments."""
@@ -124,8 +126,8 @@ class Provenance:
         return bool(found) and all(id(tensor) in self.constants for tensor in found)
 
     def add_constant(self, tensor: Tensor) -> None:
-        self.constants[id(tensor)] = tensor
-        self._forget_with(tensor, self.constants, weakly=True)
+        if id(tensor) not in self.constants:  # a buffer that was changed in place comes again and again
+            self.constants[id(tensor)] = self._forget_with(tensor, "constants")
 
     def derive(self, result: Tensor, parents: list[Source], selects: bool) -> Tensor:
         """Hands out a derived tensor in place of `result`, whose graph stays private."""
@@ -134,20 +136,23 @@ class Provenance:
         source = Source(result, roots, selects)
         public: Tensor = Derived.apply(source, *roots)  # type: ignore[no-untyped-call]
         self.sources[id(public)] = source
-        self._forget_with(public, self.sources, weakly=False)
+        self._forget_with(public, "sources")
         return public
 
-    def _forget_with(self, tensor: Tensor, table: dict[int, Any], weakly: bool) -> None:
-        """Drops the entry when the tensor dies, so that another one at its address is not mistaken for it."""
-        key = id(tensor)
+    def _forget_with(self, tensor: Tensor, table: str) -> Any:
+        """Drops the entry when the tensor dies, so that another one at its address is not mistaken for it.
 
-        def forget(_: Any) -> None:
-            table.pop(key, None)
-            self._alive.pop(key, None)
+        What does so must not hold this object: that would be a cycle, garbage for the collector at every step.
+        """
+        self._alive[id(tensor)] = weakref.ref(tensor, partial(_forget, self._myself, table, id(tensor)))
+        return self._alive[id(tensor)]
 
-        self._alive[key] = weakref.ref(tensor, forget)
-        if weakly:
-            table[key] = self._alive[key]
+
+def _forget(owner: Callable[[], Provenance | None], table: str, key: int, _: Any) -> None:
+    known = owner()
+    if known is not None:
+        getattr(known, table).pop(key, None)
+        known._alive.pop(key, None)
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:

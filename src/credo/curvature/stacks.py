@@ -8,7 +8,6 @@ the samples are folded into the examples, (K, M, …) → (K·M, …), and are s
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from credo.curvature.arrangement import Watch
@@ -18,8 +17,8 @@ from credo.curvature.rules import Generic, Sliced
 from credo.curvature.rules.linear import Linear
 from credo.curvature.rules.normalisation import BatchNorm
 from credo.curvature.rules.shared_input import SharedInputLinear
-from credo.curvature.vectorised import FoldedLosses, physically, unwrapped
-from credo.errors import CallOrderError, UnsupportedOperation
+from credo.curvature.vectorised import by_one_run, physically, refuse_backward
+from credo.errors import UnsupportedOperation
 from credo.kernels.scratch import expect_large_blocks, give_back
 
 
@@ -28,7 +27,7 @@ class Stacks:
 
     def __init__(self, weights: dict[int, Tensor], samples: int):
         self._weights, self._samples = weights, samples
-        self._index: Tensor | None = None  # under vmap, the number of the sample
+        self._at_once = False  # whether a closure is running under vmap
         expect_large_blocks()
 
     def __del__(self) -> None:
@@ -36,23 +35,16 @@ class Stacks:
 
     def vectorised(self, closure: Callable[[], Tensor]) -> Tensor:
         """The closure's losses for all samples, (K, M) or (K,), by one run of it."""
-        kept: list[Tensor] = []
-
-        def one(index: Tensor) -> Tensor:
-            self._index = index
-            try:
-                kept.append(unwrapped(closure()))
-            finally:
-                self._index = None
-            return index  # what vmap returns it keeps until the garbage collector comes: not a whole graph
-
-        with FoldedLosses(self._samples):
-            torch.vmap(one, randomness="different")(torch.arange(self._samples))
-        return kept[0]
+        self._at_once = True
+        try:
+            losses: Tensor = by_one_run(closure, self._samples)
+        finally:
+            self._at_once = False
+        return losses
 
     def apply(self, operation: Operation, sources: tuple[Source | None, ...], watch: Watch) -> Any:
         """Runs a watched operation with each example's own weights."""
-        if self._index is None:
+        if not self._at_once:
             return watch(self._slice(operation, sources), sources)
         if isinstance(operation, (Generic, BatchNorm)):
             raise UnsupportedOperation(
@@ -93,11 +85,8 @@ class Stacks:
         return repeated.flatten(axis, axis + 1)
 
     def refuse_backward(self) -> None:
-        if self._index is not None:
-            raise CallOrderError(
-                "vectorized=True needs a closure that returns losses without calling backward: all samples run at "
-                "once, and the optimiser calls backward for them together."
-            )
+        if self._at_once:
+            refuse_backward()
 
     def _slice(self, operation: Operation, sources: tuple[Source | None, ...]) -> Operation:
         stacks = {

@@ -7,11 +7,14 @@ many an operation on a small network; its rule for cross-entropy is a dozen oper
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C import _functorch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.overrides import TorchFunctionMode
+
+from credo.errors import CallOrderError
 
 Physical = Callable[
     [tuple[Any, ...], tuple[int | None, ...]], Tensor
@@ -27,6 +30,50 @@ def physically(run: Physical, tensors: Sequence[Tensor | None], axis: int) -> Te
         out = run(tuple(t for t, _ in pairs), tuple(dim for _, dim in pairs))
         out = out.unflatten(axis, (samples, out.shape[axis] // samples))  # type: ignore[no-untyped-call]
     batched: Tensor = _functorch._add_batch_dim(out, axis, level)
+    return batched
+
+
+def by_one_run(closure: Callable[[], Any], samples: int) -> Any:
+    """What the closure returns for all samples, the samples first: (K, M) or (K,)."""
+    kept: list[Any] = []
+
+    def one(index: Tensor) -> Tensor:
+        kept.append(unwrapped(closure()))
+        return index  # what vmap returns it keeps until the garbage collector comes: not a whole graph
+
+    with FoldedLosses(samples):
+        torch.vmap(one, randomness="different")(torch.arange(samples))
+    return kept[0]
+
+
+def refuse_backward() -> None:
+    raise CallOrderError(
+        "vectorized=True needs a closure that returns losses without calling backward: all samples run at once, and "
+        "the optimiser calls backward for them together."
+    )
+
+
+def is_of_samples(tensor: Tensor) -> bool:
+    """Whether the tensor is one for each sample, under vmap."""
+    found: bool = _functorch.is_batchedtensor(tensor)
+    return found
+
+
+def split(tensor: Tensor) -> tuple[Tensor, int | None]:
+    """The tensor with its samples, and which dimension they are; None where all samples have the same."""
+    interpreter: Any = retrieve_current_functorch_interpreter()
+    found: tuple[Tensor, int | None] = _functorch._unwrap_batched(tensor, interpreter.level())
+    return found
+
+
+def outside(make: Callable[[], Tensor], *, samples_first: bool) -> Tensor:
+    """What `make` makes outside of vmap: one tensor for all samples, or one with a row for each."""
+    interpreter: Any = retrieve_current_functorch_interpreter()
+    with interpreter.lower():
+        made = make()
+    if not samples_first:
+        return made
+    batched: Tensor = _functorch._add_batch_dim(made, 0, interpreter.level())
     return batched
 
 

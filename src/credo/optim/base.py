@@ -20,12 +20,13 @@ from credo.distributed import World, world
 from credo.errors import CallOrderError, EmptyBatch
 from credo.kernels.update import all_finite
 from credo.optim import arguments, checkpoints, checks
+from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
 from credo.optim.gathering import Gathered, Seen
-from credo.optim.groups import parameter_groups, parameter_names
+from credo.optim.groups import joining_group, parameter_groups, parameter_names
 from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
 from credo.optim.sampling import MeanKeeper
-from credo.optim.shards import Shards, whole
+from credo.optim.shards import WIDTHS, Shards, whole
 from credo.posterior import Posterior
 
 
@@ -76,6 +77,18 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     @abstractmethod
     def posterior(self) -> Posterior:
         """What is believed now, independent of the optimiser from here on."""
+
+    @abstractmethod
+    def _parts(self, group: Mapping[str, Any]) -> Sequence[Part]:
+        """What there is to know of the trainable parameters of a group."""
+
+    @final
+    @torch.no_grad()
+    @whole(WIDTHS)
+    def diagnostics(self) -> list[GroupDiagnostics]:
+        """Per group: signal to noise, the shares of s, δ̃ and γ in the precision, the step size, refused steps."""
+        self._refuse_inside("take diagnostics")
+        return [summarise(group, self._parts(group), self.counters["refused"]) for group in self.param_groups]
 
     # Blocks
 
@@ -238,7 +251,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         known = {**self.defaults, **param_group}
         arguments.known_options(param_group, self.defaults)
         self._check_group(known)
-        super().add_param_group(param_group)
+        super().add_param_group(joining_group(self.param_groups, param_group, self._module_now()))
 
     @abstractmethod
     def _check_group(self, group: Mapping[str, Any]) -> None:

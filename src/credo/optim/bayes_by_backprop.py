@@ -9,8 +9,7 @@ that of the second is exact. What is moved beside μ is log σ².
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, final
 
 import torch
@@ -20,21 +19,19 @@ from credo.curvature.contribution import widen
 from credo.errors import InvalidType
 from credo.kernels import noise
 from credo.optim import arguments
-from credo.optim.base import BayesianOptimizer
+from credo.optim.diagnostics import Part
 from credo.optim.gathered_tables import GatheredVariances
 from credo.optim.gathering import Gathered
 from credo.optim.inner import Build, Inner, Moved, adam
 from credo.optim.priors import take_prior
-from credo.optim.reparameterisation import Reparameterised, Uncertain
+from credo.optim.reparameterisation import Uncertain
+from credo.optim.reparameterised_blocks import ReparameterisedOptimizer, shared_samples
 from credo.optim.shards import WIDTHS, whole
 from credo.posterior import DiagonalPosterior, Posterior
 from credo.posterior.gaussian import kl_terms, total
 
 Row = list[Tensor] | tuple[Tensor, ...]  # one tensor for each parameter
-LOG_VARIANCES = (
-    -60.0,
-    60.0,
-)  # between these a variance is a positive float32, whatever the inner optimiser does
+LOG_VARIANCES = (-60.0, 60.0)  # between these a variance is a positive float32, whatever the inner one does
 INITIALISATION = 2**64 - 1  # the stream of noise that no draw will reach
 
 
@@ -64,7 +61,7 @@ def _times(value: Any, number: float) -> Any:
 
 
 @final
-class BayesByBackprop(BayesianOptimizer):
+class BayesByBackprop(ReparameterisedOptimizer):
     """Mean-field variational inference on an unmodified model.
 
         optimizer = credo.BayesByBackprop(model, data_size=len(train_set))
@@ -78,7 +75,11 @@ class BayesByBackprop(BayesianOptimizer):
         Inside a block the weights then hold the mean, and no single sample exists; `p.detach()` shows one.
     initial_log_variance: where log σ² starts; None: at the prior's.
     initial_mean_sd: draws μ anew from N(0, sd²), the paper's 0.1 say; None keeps the model's own initialisation.
-    mc_samples: K samples of all layers a step, each on the whole minibatch.
+    mc_samples: K samples a step, each on the whole minibatch.
+    convolution_samples: how many of these K the convolutions have (the paper: K = 10, and 1 of them); each is shared by
+        K/convolution_samples samples of the other layers. None: as many as the others.
+    vectorized: computes the samples together, from a closure that returns losses without calling backward; numbers are
+        the same. Convolutions that share their noise are then run once, up to the first linear layer.
     shared_noise, sharded: as for `VOGN`, among several processes; `sharded` needs an inner that moves weight by weight.
     """
 
@@ -95,6 +96,8 @@ class BayesByBackprop(BayesianOptimizer):
         prior: Posterior | None = None,
         tempering: float = 1.0,  # τ
         mc_samples: int = 1,  # K
+        convolution_samples: int | None = None,
+        vectorized: bool = False,
         local: bool = True,
         augmentation: float = 1.0,  # ρ
         initial_log_variance: float | None = -6.0,  # log σ²
@@ -114,6 +117,8 @@ class BayesByBackprop(BayesianOptimizer):
             "data_size": arguments.whole("data_size", data_size, 1),  # N
             "augmentation": arguments.number("augmentation", augmentation, 1, math.inf),  # ρ
             "mc_samples": arguments.whole("mc_samples", mc_samples, 1),  # K
+            "convolution_samples": shared_samples(mc_samples, convolution_samples),
+            "vectorized": bool(vectorized),
             "initial_log_variance": initial_log_variance,
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
@@ -143,20 +148,6 @@ class BayesByBackprop(BayesianOptimizer):
 
     # Blocks
 
-    @contextmanager
-    def _sample(self, parameters: list[Tensor]) -> Iterator[Reparameterised]:
-        seed, draw = self.settings["seed"], self._stream()
-        subjects, uncertain = self._subjects(parameters), self._uncertain()
-        with Reparameterised(subjects, self.settings["reduction"], uncertain, seed, draw) as seen:
-            try:
-                yield seen
-            finally:
-                seen.closed = True
-        self.counters["draws"] += 1
-
-    def _run(self, closure: Callable[[], Tensor]) -> Tensor:
-        return self._run_in_turn(closure)
-
     def _nothing_gathered(self) -> GatheredVariances:
         return GatheredVariances()
 
@@ -184,7 +175,8 @@ class BayesByBackprop(BayesianOptimizer):
 
     def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
         assert isinstance(gathered, GatheredVariances)
-        per_example = 1 if self.settings["reduction"] == "mean" else gathered.examples / gathered.samples
+        mean_loss = self.settings["reduction"] == "mean" or gathered.vectorized
+        per_example = 1 if mean_loss else gathered.examples / gathered.samples
         units = (
             1 / (gathered.samples * per_example * gradient_scale),
             1 / (gathered.samples * per_example * squares_scale),
@@ -257,6 +249,19 @@ class BayesByBackprop(BayesianOptimizer):
 
     def _all(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
+
+    def _parts(self, group: Mapping[str, Any]) -> list[Part]:
+        return (
+            []
+            if group["deterministic"]
+            else [self._part(group, p) for p in group["params"] if p.requires_grad]
+        )
+
+    def _part(self, group: Mapping[str, Any], p: Tensor) -> Part:
+        variance = self._log_variance(group, p).exp()
+        prior = variance * self.state[p].get("prior_precision", group["prior_precision"])
+        one, none = torch.ones_like(variance), torch.zeros_like(variance)
+        return Part(p.detach(), variance.sqrt(), one, 1 - prior, prior, none)
 
     # What is believed
 

@@ -17,6 +17,7 @@ from credo.curvature.inspections import INSPECTIONS
 from credo.curvature.operation import lead_before_merge
 from credo.curvature.provenance import Provenance, tensors_in
 from credo.curvature.subjects import Subjects
+from credo.curvature.vectorised import is_of_samples, refuse_backward, split
 from credo.errors import CallOrderError, EmptyBatch, UnsupportedOperation
 
 CONVOLUTIONS = {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}  # how many dimensions a batch has
@@ -31,6 +32,7 @@ class Eyes(TorchFunctionMode, ABC):
         super().__init__()
         self.examples = 0
         self.counted = True
+        self.at_once = False  # whether several samples are computed together, under vmap
         self.used: set[int] = set()
         self.forward_number = 0  # of the forward passes that had a backward pass between them
         self._known = Provenance(subjects.parameters, subjects.constants)
@@ -87,6 +89,8 @@ class Eyes(TorchFunctionMode, ABC):
 
     def _run_engine(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = read_engine_call(func, args, kwargs)
+        if self.at_once:
+            refuse_backward()
         if self._going_back or not self._fills_gradients(func, call):
             with self:
                 return call.run()
@@ -133,8 +137,16 @@ def leading(func: Any, rows: Tensor) -> int:
     batched = CONVOLUTIONS.get(func, 2 if func is F.linear else 1)
     if rows.dim() < batched:
         return 1
-    merged = lead_before_merge(rows) if func is F.linear else None
+    merged = merged_from(rows) if func is F.linear else None
     return rows.shape[0] if merged is None else merged
+
+
+def merged_from(rows: Tensor) -> int | None:
+    """`lead_before_merge`, which under vmap is to be asked of the tensor with its samples."""
+    if not is_of_samples(rows):
+        return lead_before_merge(rows)
+    physical, dim = split(rows)
+    return lead_before_merge(physical, skip=1) if dim == 0 else rows.shape[0]  # unseen: as if it were so
 
 
 @final

@@ -41,6 +41,11 @@ class Gathered(ABC):
         self.scale = scale
 
     @final
+    def at_once(self) -> None:
+        """The blocks were parts of one mean loss over all samples."""
+        self.samples, self.vectorized = 1, True
+
+    @final
     def share(
         self,
         shards: Shards,

@@ -25,7 +25,7 @@ from credo.kernels import update
 from credo.optim import arguments
 from credo.optim.beliefs import Belief
 from credo.optim.defaults import rate_and_damping
-from credo.optim.diagnostics import GroupDiagnostics, diagnose
+from credo.optim.diagnostics import Part, part_of
 from credo.optim.gathering import Gathered, GatheredSquares
 from credo.optim.priors import take_prior
 from credo.optim.shards import WIDTHS, whole
@@ -244,11 +244,9 @@ class GaussNewton(SquaresOptimizer):
         return {b.name: b.curvature.clone() for b in self.beliefs() if b.curvature is not None}
 
     @final
-    @torch.no_grad()
-    @whole(WIDTHS)
-    def diagnostics(self) -> list[GroupDiagnostics]:
-        """Per group: signal to noise, the shares of s, δ̃ and γ in the precision, the step size, refused steps."""
-        return [diagnose(self, group) for group in self.param_groups]
+    def _parts(self, group: Mapping[str, Any]) -> list[Part]:
+        members = set(map(id, group["params"]))
+        return [part_of(b) for b in self.beliefs() if id(b.parameter) in members]
 
 
 def _check_start(curvature: float | None, precision: float | None) -> None:

@@ -4,7 +4,7 @@ With a module, its normalisation layers go into a group of their own: they are d
 no prior, as in the paper, and are preconditioned like all others.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,23 @@ def parameter_names(groups: Iterable[Mapping[str, Any]]) -> dict[int, str]:
         for k, p in enumerate(group["params"]):
             named[id(p)] = group["param_names"][k] if "param_names" in group else f"parameter_{len(named)}"
     return named
+
+
+def joining_group(
+    groups: Sequence[Mapping[str, Any]], group: Mapping[str, Any], module: nn.Module | None
+) -> dict[str, Any]:
+    """A group that joins others, with names if they have names: its own, or those that the module has for it."""
+    joined = _checked(dict(group))
+    wanted = bool(groups) and "param_names" in groups[0]
+    known = {} if module is None else {id(p): name for name, p in module.named_parameters()}
+    if wanted and all(id(p) in known for p in joined["params"]):
+        joined["params"] = [(known[id(p)], p) for p in joined["params"]]
+    if groups and any(isinstance(entry, tuple) != wanted for entry in joined["params"]):
+        raise InvalidValue(
+            "all parameters of an optimiser have names or none has, and those of this group differ from the others. "
+            f"Give {'(name, parameter) pairs, as named_parameters() does' if wanted else 'parameters without names'}."
+        )
+    return joined
 
 
 def _groups_of(model: nn.Module) -> list[dict[str, Any]]:

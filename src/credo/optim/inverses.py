@@ -31,7 +31,10 @@ def pi_shifts(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -> tuple
 
 def eigenbasis(factor: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvectors, and eigenvalues that rounding has not made negative."""
-    values, vectors = torch.linalg.eigh(factor)
+    try:
+        values, vectors = torch.linalg.eigh(factor)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # single precision fails on many equal values
+        values, vectors = (t.to(factor.dtype) for t in torch.linalg.eigh(factor.double()))
     return vectors.contiguous(), values.clamp_min(0)
 
 

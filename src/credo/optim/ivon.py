@@ -26,6 +26,7 @@ from credo.kernels import noise
 from credo.optim import arguments
 from credo.optim.base import BayesianOptimizer
 from credo.optim.beliefs import Belief
+from credo.optim.diagnostics import Part, part_of
 from credo.optim.eyes import Onlooker
 from credo.optim.gathered_tables import GatheredProducts
 from credo.optim.gathering import Gathered
@@ -237,6 +238,10 @@ class IVON(BayesianOptimizer):
                     curvature, shrinkage = self._moved_state(p)["curvature"], self._shrinkage(group, p)
                     numbers = 0.0, group["tempering"], total, group["deterministic"]
                     yield Belief(names[id(p)], p, curvature, shrinkage, *numbers)
+
+    def _parts(self, group: Mapping[str, Any]) -> list[Part]:
+        members = set(map(id, group["params"]))
+        return [part_of(b) for b in self.beliefs() if id(b.parameter) in members]
 
     # What is believed
 

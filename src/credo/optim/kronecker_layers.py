@@ -91,6 +91,16 @@ class KroneckerLayer:
         (rows, values), (columns, others) = eigenbasis(outputs), eigenbasis(inputs)
         return Root(rows, columns, eigen_scale(values, others, self.shrinkage))
 
+    def eigenvalues(self, form: str) -> tuple[Tensor, Tensor]:
+        """Of A ⊗ G and of its damped form, one for each weight, from the factors as they are now."""
+        inputs, outputs = self.state["input_factor"], self.state["output_factor"]
+        a, g = (torch.linalg.eigvalsh(t.double()).clamp_min(0).unsqueeze(-2) for t in (inputs, outputs))
+        damping = self.shrinkage + self.group["damping"]
+        if form == "eigen":
+            return g.mT * a, g.mT * a + damping
+        rows, columns = (t.double()[..., None, None] for t in pi_shifts(inputs, outputs, damping))
+        return g.mT * a, (g.mT + rows) * (a + columns)
+
 
 def learn_factors(state: State, sums: LayerSums, rate: float, input_unit: float, output_unit: float) -> None:
     """A ← (1−β₂)A + β₂Â, G likewise; the first ones are taken whole."""

@@ -1,11 +1,12 @@
 """What K-FAC knows at any time: the layers with their factors, the other parameters with their squares."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 from torch import Tensor
 
 from credo.optim.beliefs import Belief
+from credo.optim.diagnostics import Part, part_of
 from credo.optim.factor_blocks import FactorOptimizer
 from credo.optim.kronecker_layers import KroneckerLayer, forget, forget_bias
 
@@ -46,6 +47,13 @@ class KroneckerState(FactorOptimizer):
     def _in_layers(self) -> set[str]:
         pairs = self.settings["layers"].items()
         return {name for pair in pairs for name in pair if name is not None}
+
+    @final
+    def _parts(self, group: Mapping[str, Any]) -> list[Part]:
+        members, form = set(map(id, group["params"])), self.settings["damping_form"]
+        layers = [layer for layer in self.layers() if id(layer.weight) in members]
+        rest = [part_of(b) for b in self.beliefs() if id(b.parameter) in members]
+        return [_part_of_layer(layer, form, self.data_size) for layer in layers] + rest
 
     @final
     def _uncertain(self) -> list[Belief]:
@@ -95,3 +103,14 @@ class KroneckerState(FactorOptimizer):
                 bias_name = None
             kept[name] = bias_name
         self.settings["layers"] = kept
+
+
+def _part_of_layer(layer: KroneckerLayer, form: str, data_size: float) -> Part:
+    """Shares by the eigenvalues of A ⊗ G; what "pi" adds beside δ̃ + γ is shared out as these are."""
+    inverse = layer.root(form).variance()  # the diagonal of H⁻¹
+    mean = layer.packed(*(p.detach() for p in layer.members))
+    sigma = (layer.group["tempering"] / data_size * inverse).sqrt()
+    curvature, total = layer.eigenvalues(form)
+    rest = (total - curvature) / total
+    of_prior = layer.shrinkage / (layer.shrinkage + layer.group["damping"])
+    return Part(mean, sigma, inverse, curvature / total, rest * of_prior, rest * (1 - of_prior))

@@ -9,11 +9,15 @@ added to them instead of to the weights, fresh for each example, which lowers th
 For Linear layers on rows that are examples this is exact. A convolution's outputs at different places share their
 weights, and independent noise neglects that, as in the paper; each output alone has the right distribution.
 Everything else takes one sample of the weights for the block.
+
+Several samples can be computed `at_once`, under `torch.vmap`. What has no noise of its own yet is computed once for
+all of them: with noise that convolutions share, all that comes before the first linear layer.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -21,14 +25,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from credo.curvature.contribution import widen
-from credo.curvature.operation import lead_before_merge
 from credo.curvature.provenance import tensors_in
 from credo.curvature.subjects import Subjects
-from credo.errors import CallOrderError, UnsupportedOperation
-from credo.kernels import noise, outputs
-from credo.optim.eyes import CONVOLUTIONS, Eyes
+from credo.curvature.vectorised import by_one_run
+from credo.errors import CredoError, InvalidType, InvalidValue, UnsupportedOperation
+from credo.optim.block_noise import BlockNoise
+from credo.optim.eyes import CONVOLUTIONS, Eyes, merged_from
 
 _LOCAL = frozenset((F.linear, *CONVOLUTIONS))
+_CONVOLVE = frozenset((*CONVOLUTIONS, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d))
 
 
 @dataclass
@@ -43,58 +48,40 @@ class Uncertain:
     sample: Tensor | None = field(default=None)
 
 
-class Perturbed(torch.autograd.Function):
-    """μ + σ·ε; nothing is freed by a backward pass, because several may go through one sample."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, block: "Reparameterised", mean: Tensor, variance: Tensor, epsilon: Tensor
-    ) -> Tensor:
-        sd = variance.sqrt()
-        ctx.block = block
-        ctx.slope = epsilon / (2 * sd)
-        return torch.addcmul(mean, sd, epsilon).to(mean.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
-        ctx.block.refuse_closed()
-        return None, grad, grad * ctx.slope, None
-
-
-class NoisyOutput(torch.autograd.Function):
-    """z = mean + √variance·ε, in the memory of mean and variance, which are operations' results nobody else sees."""
-
-    @staticmethod
-    def forward(ctx: Any, block: "Reparameterised", mean: Tensor, variance: Tensor, index: int) -> Tensor:
-        ctx.mark_dirty(mean)
-        slope = variance.detach()
-        outputs.perturb_(mean, slope, *block.key, index)
-        ctx.block = block
-        ctx.save_for_backward(slope)
-        return mean
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
-        ctx.block.refuse_closed()
-        (slope,) = ctx.saved_tensors
-        return None, grad, grad * slope, None
-
-
 @final
 class Reparameterised(Eyes):
-    """The block of one sample: number `draw` of the run `seed`."""
+    """The block of one sample, or of several at once."""
 
-    def __init__(
-        self, subjects: Subjects, reduction: str, uncertain: Iterable[Uncertain], seed: int, draw: int
-    ):
+    def __init__(self, subjects: Subjects, reduction: str, uncertain: Iterable[Uncertain], noise: BlockNoise):
         super().__init__(subjects, reduction)
         self.uncertain: Mapping[int, Uncertain] = {id(u.mean): u for u in uncertain}
-        self.closed = False
-        self.key = seed, draw  # of all noise in the block
+        self.noise = noise
         self._parameters = 1 + max((u.index for u in self.uncertain.values()), default=0)
         self._uses: dict[
             int, str
         ] = {}  # since the last backward pass: "local" or "global" by the parameter's id
+
+    def run_at_once(self, closure: Callable[[], Tensor], samples: int) -> Tensor:
+        """Each example's loss, (M,), the mean over the samples; by one run of the closure."""
+        self.at_once, self.noise.at_once, self.noise.samples = True, True, samples
+        try:
+            losses = by_one_run(closure, samples)
+        except CredoError:
+            raise
+        except RuntimeError as error:
+            raise UnsupportedOperation(
+                f"the samples cannot be computed at once: {error} Use vectorized=False."
+            ) from error
+        finally:
+            self.at_once = self.noise.at_once = False
+        if isinstance(losses, Tensor) and losses.dim() == 2:
+            return losses.mean(0)
+        wanted = (
+            "with vectorized=True the closure must return one loss an example, a tensor of shape (M,); got"
+        )
+        if isinstance(losses, Tensor):
+            raise InvalidValue(f"{wanted} {tuple(losses.shape[1:])}.")
+        raise InvalidType(f"{wanted} {type(losses).__name__}.")
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _LOCAL:
@@ -104,7 +91,8 @@ class Reparameterised(Eyes):
                 return self._noisy(func, rows, layer, bias, rest)
         if func is not Tensor.detach:
             self._refuse_reuse("global", tensors_in((*args, *kwargs.values())))
-        result = func(*self._sampled(args), **dict(zip(kwargs, self._sampled(kwargs.values()), strict=True)))
+        sampled = partial(self._sampled, convolution=func in _CONVOLVE)
+        result = func(*sampled(args), **dict(zip(kwargs, sampled(kwargs.values()), strict=True)))
         if all(self._known.knows(tensor) for tensor in tensors_in((*args, *kwargs.values()))):
             for tensor in tensors_in((result,)):
                 self._known.add_constant(tensor)
@@ -114,7 +102,7 @@ class Reparameterised(Eyes):
         """Whether rows can have noise of their own: positions of one example share their weights."""
         if self._known.knows(rows):
             return False
-        return func is not F.linear or (rows.dim() == 2 and lead_before_merge(rows) is None)
+        return func is not F.linear or (rows.dim() == 2 and merged_from(rows) is None)
 
     def _noisy(
         self, func: Any, rows: Tensor, layer: Uncertain, bias: Tensor | None, rest: Mapping[str, Any]
@@ -122,12 +110,13 @@ class Reparameterised(Eyes):
         belief = None if bias is None else self.uncertain.get(id(bias))
         if belief is not None and not belief.local:
             self._refuse_reuse("global", (belief.mean,))
-            bias, belief = self._sample_of(belief.mean), None
+            bias, belief = self._sample_of(belief.mean, func in _CONVOLVE), None
         self._refuse_reuse("local", (layer.mean,) if belief is None else (layer.mean, belief.mean))
         mean = func(rows, layer.mean, bias, **rest)
         with _no_autocast(rows.device.type):
             spread = func(widen(rows).square(), layer.variance, belief and belief.variance, **rest)
-        return NoisyOutput.apply(self, mean, spread, self._noise_index(2 * layer.index + 1))  # type: ignore[no-untyped-call,no-any-return]
+        index = self._noise_index(2 * layer.index + 1)
+        return self.noise.on_outputs(mean, spread, index, func in _CONVOLVE)
 
     def _refuse_reuse(self, kind: str, tensors: Iterable[Tensor]) -> None:
         """Two uses share their weights; noise of its own would make a local one independent of all others."""
@@ -142,38 +131,31 @@ class Reparameterised(Eyes):
                     "would make its uses independent. Give it local=False in a parameter group of its own, or to all."
                 )
 
-    def _sampled(self, values: Iterable[Any]) -> Sequence[Any]:
+    def _sampled(self, values: Iterable[Any], convolution: bool) -> Sequence[Any]:
         """The arguments with samples in the place of parameters."""
         found: list[Any] = []
         for value in values:
             if isinstance(value, Tensor):
-                found.append(self._sample_of(value))
+                found.append(self._sample_of(value, convolution))
             elif isinstance(value, (list, tuple)) and self._known.touches(value):
-                found.append(type(value)(self._sampled(value)))
+                found.append(type(value)(self._sampled(value, convolution)))
             else:
                 found.append(value)
         return found
 
-    def _sample_of(self, value: Tensor) -> Tensor:
+    def _sample_of(self, value: Tensor, convolution: bool) -> Tensor:
+        """Of a parameter, drawn at its first use, which says whether it is a convolution's."""
         belief = self.uncertain.get(id(value))
         if belief is None:
             return value
         if belief.sample is None:
-            epsilon = torch.empty_like(belief.variance)
-            noise.normal_(epsilon, *self.key, 2 * belief.index)
-            with torch.enable_grad():
-                belief.sample = Perturbed.apply(self, belief.mean, belief.variance, epsilon)  # type: ignore[no-untyped-call]
+            mean, variance, index = belief.mean, belief.variance, 2 * belief.index
+            belief.sample = self.noise.on_weights(mean, variance, index, convolution)
         return belief.sample
 
     def _noise_index(self, index: int) -> int:
         """Fresh noise for each forward pass, and the same when a checkpoint runs one again."""
         return index + 2 * self._parameters * self.forward_number
-
-    def refuse_closed(self) -> None:
-        if self.closed:
-            raise CallOrderError(
-                "a backward pass through a sampling block that is closed. Call backward inside the block."
-            )
 
     def _check_gradients(self) -> None:
         for u in self.uncertain.values():

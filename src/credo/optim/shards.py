@@ -119,7 +119,7 @@ class Shards:
         with self._reading(optimizer, self._kept):
             yield
         self._draws += 1
-        if self._draws >= (1 if optimizer.settings.get("vectorized") else optimizer.settings["mc_samples"]):
+        if self._draws >= blocks_a_step(optimizer.settings):
             self._kept = None
 
     @contextmanager
@@ -161,6 +161,13 @@ class Shards:
             for name, value in values.items():
                 if _is_cut(name, value, p) and not _is_part(value, own[id(p)]):
                     values[name] = flat(reordered(value, p))[own[id(p)]].clone()
+
+
+def blocks_a_step(settings: Mapping[str, Any]) -> int:
+    """One for each sample; all samples may be computed at once, or those that share the noise of convolutions."""
+    if not settings.get("vectorized"):
+        return int(settings["mc_samples"])
+    return settings.get("convolution_samples") or 1
 
 
 def whole(names: frozenset[str] | None = None) -> Callable[[Method], Method]:
