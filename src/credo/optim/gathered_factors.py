@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from credo.curvature.kronecker import FactorStatistics, LayerSums
+from credo.optim.columns import Column, Sums, tabled
 from credo.optim.gathering import Gathered, Seen
-from credo.optim.sharing import Slot, table_slot
 
 
 @dataclass(frozen=True)
@@ -57,32 +57,35 @@ class GatheredFactors(Gathered):
         if grads:
             self._norms += [norm.square() for norm in torch._foreach_norm(grads)]
 
-    def slots(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Slot]:
-        """At a refresh, squares for every parameter and factors for every layer, all means over examples."""
+    def columns(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Column]:
+        """At a refresh, factors for every layer and squares for every parameter, all means over examples."""
         own = [Expected(s.weight, s.bias, s.inputs.shape, s.outputs.shape) for s in self.layers.values()]
         expected = self._expect(own)
         if expected is None:
             return []
-        known = {id(e.weight): e for e in expected}
         self.fresh = True
-        layers = [known[id(p)] for p in parameters if id(p) in known]
-        return [slot for e in layers for slot in self._layer_slots(e)] + [
-            table_slot(self.squares, p, True) for p in parameters
-        ]
+        return [*self._factor_columns(expected), tabled(self.squares, parameters, True)]
 
-    def _layer_slots(self, layer: Expected) -> list[Slot]:
-        own = self.layers.get(id(layer.weight))
+    def _factor_columns(self, layers: Sequence[Expected]) -> list[Column]:
+        own = [self.layers.get(id(layer.weight)) for layer in layers]
+        weights = [layer.weight for layer in layers]
 
-        def take_inputs(weight: Tensor, total: Tensor) -> None:
-            empty = total.new_zeros(layer.outputs)
-            self.layers[id(weight)] = LayerSums(weight, layer.bias, total, empty)
+        def take_inputs(owners: Sequence[Tensor], sums: Sums) -> None:
+            for layer, total in zip(layers, sums, strict=True):
+                assert total is not None  # of each of these layers some rank has factors
+                empty = total.new_zeros(layer.outputs)
+                self.layers[id(layer.weight)] = LayerSums(layer.weight, layer.bias, total, empty)
 
-        def take_outputs(weight: Tensor, total: Tensor) -> None:
-            self.layers[id(weight)].outputs = total
+        def take_outputs(owners: Sequence[Tensor], sums: Sums) -> None:
+            for layer, total in zip(layers, sums, strict=True):
+                assert total is not None
+                self.layers[id(layer.weight)].outputs = total
 
+        inputs = [None if sums is None else sums.inputs for sums in own]
+        outputs = [None if sums is None else sums.outputs for sums in own]
         return [
-            Slot(layer.inputs, None if own is None else own.inputs, True, 1.0, layer.weight, take_inputs),
-            Slot(layer.outputs, None if own is None else own.outputs, True, 1.0, layer.weight, take_outputs),
+            Column(weights, [layer.inputs for layer in layers], inputs, True, 1.0, take_inputs),
+            Column(weights, [layer.outputs for layer in layers], outputs, True, 1.0, take_outputs),
         ]
 
     def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from credo.errors import UnsupportedOperation
+from credo.optim.columns import Column, tabled
 from credo.optim.gathering import Gathered, Seen
 from credo.optim.reparameterisation import Reparameterised
-from credo.optim.sharing import Slot, table_slot
 
 
 class GatheredTable(Gathered):
@@ -31,13 +31,13 @@ class GatheredTable(Gathered):
         """Adds what one block has said."""
 
     @final
-    def slots(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Slot]:
+    def columns(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Column]:
         if not self._counted:
             raise UnsupportedOperation(
                 "the number of examples cannot be read from the operations of this model, and ranks are weighed by "
                 "it. Train in one process."
             )
-        return [table_slot(self.table, p, mean_loss) for p in parameters]
+        return [tabled(self.table, parameters, mean_loss)]
 
     @final
     def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:

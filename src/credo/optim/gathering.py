@@ -7,8 +7,9 @@ from typing import Any, Protocol, final
 from torch import Tensor
 
 from credo.curvature.statistics import Statistics
+from credo.optim.columns import Column, gradients, tabled
 from credo.optim.shards import Shards
-from credo.optim.sharing import Slot, add_up, gradient_slot, table_slot
+from credo.optim.sharing import add_up
 
 
 class Seen(Protocol):
@@ -62,7 +63,7 @@ class Gathered(ABC):
         counted = add_up(
             shards,
             parameters,
-            [gradient_slot(p, mean_loss) for p in parameters] + self.slots(parameters, mean_loss),
+            [gradients(parameters, mean_loss), *self.columns(parameters, mean_loss)],
             self.examples / max(self.samples, 1),
             None if loss is None else float(loss),
             counters,
@@ -79,7 +80,7 @@ class Gathered(ABC):
         """Adds what this method wants to know of one sample."""
 
     @abstractmethod
-    def slots(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Slot]:
+    def columns(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Column]:
         """What the ranks of a world must add up, beside the gradients; the same places on all of them."""
 
     @abstractmethod
@@ -115,10 +116,10 @@ class GatheredSquares(Gathered):
         else:
             self.squares[key] = raw
 
-    def slots(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Slot]:
+    def columns(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Column]:
         """ĥ, which is a mean over the examples whatever the loss is; its unit is 1 from then on."""
         unit, self.unit = self.unit, 1.0
-        return [table_slot(self.squares, p, True, unit) for p in parameters]
+        return [tabled(self.squares, parameters, True, unit)]
 
     def supply(self, squares: dict[int, Tensor], examples: int) -> None:
         """Squares that were not taken in a block: one sample of `examples`."""

@@ -6,8 +6,10 @@ counts and losses side by side.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,19 +17,10 @@ from torch import Tensor
 from credo.distributed.reduction import Row
 from credo.errors import CallOrderError
 from credo.kernels.lists import flat, reordered
+from credo.optim.columns import Column, Sums
 from credo.optim.shards import Shards
 
-
-@dataclass(frozen=True)
-class Slot:
-    """A place in the message: what this rank has for it, if anything, and what to do with the sum over the ranks."""
-
-    shape: torch.Size
-    value: Tensor | None
-    is_mean: bool  # over this rank's own examples; else a sum over them
-    unit: float  # times the value is what is meant
-    owner: Tensor  # the parameter it is about
-    take: Callable[[Tensor, Tensor], None]  # the owner, or the part of it that stands in for it, and its sum
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,32 +32,15 @@ class Counted:
     draws: int
 
 
-def gradient_slot(p: Tensor, is_mean: bool) -> Slot:
-    def take(owner: Tensor, total: Tensor) -> None:
-        owner.grad = total.to(owner.dtype).clone()
-
-    return Slot(p.shape, p.grad, is_mean, 1.0, p, take)
-
-
-def table_slot(table: dict[int, Tensor], p: Tensor, is_mean: bool, unit: float = 1.0) -> Slot:
-    """What a table has for a parameter, by its id."""
-
-    def take(owner: Tensor, total: Tensor) -> None:
-        table.pop(id(p), None)
-        table[id(owner)] = total
-
-    return Slot(p.shape, table.get(id(p)), is_mean, unit, p, take)
-
-
 def add_up(
     shards: Shards,
     parameters: Sequence[Tensor],
-    slots: Sequence[Slot],
+    columns: Sequence[Column],
     examples: float,
     loss: float | None,
     counters: Mapping[str, int],
 ) -> Counted:
-    """Gives every slot its sum. `examples` is 0 on a rank whose share of the batch is empty."""
+    """Gives every column its sums. `examples` is 0 on a rank whose share of the batch is empty."""
     step, draws = counters["step"] + counters["refused"], counters["draws"]
     taken = float(examples > 0)
     weighed = 0.0 if loss is None else examples
@@ -76,36 +52,45 @@ def add_up(
         taken,
         draws * taken,
     ]
-    row = _row(shards, numbers, slots, _widest(parameters))
-    weights = [slot.unit * (examples if slot.is_mean else 1.0) for slot in slots]
-    row.put([_flat(shards, slot) for slot in slots], weights)
-    (total, losses, weighed, steps, sharers, all_draws), sums = row.add()
+    row = _row(shards, numbers, columns, _widest(parameters))
+    lengths = [len(column.owners) for column in columns]
+    weights = [column.unit * (examples if column.is_mean else 1.0) for column in columns]
+    row.put(_flat_values(shards, columns), _repeated(weights, lengths))
+    (total, losses, weighed, steps, sharers, all_draws), sums = row.add(
+        _repeated([column.is_mean for column in columns], lengths)
+    )
     _check(shards, total, steps, step)
-    found = [(slot, value) for slot, value in zip(slots, sums, strict=True) if value is not None]
-    if means := [value for slot, value in found if slot.is_mean]:
-        torch._foreach_div_(means, total)
-    for slot, value in found:
-        _give(shards, slot, value)
+    for column, start in zip(columns, accumulate(lengths, initial=0), strict=False):
+        _give(shards, column, sums[start : start + len(column.owners)])
     return Counted(total, losses / weighed if weighed else None, round(all_draws / max(sharers, 1)))
 
 
-def _row(shards: Shards, numbers: Sequence[float], slots: Sequence[Slot], like: Tensor) -> Row:
-    cuts = [[parts[id(slot.owner)] for slot in slots] for parts in shards.cuts] if shards.cuts else None
-    return Row(shards.world, numbers, [slot.shape.numel() for slot in slots], cuts, like)
+def _row(shards: Shards, numbers: Sequence[float], columns: Sequence[Column], like: Tensor) -> Row:
+    owners = [owner for column in columns for owner in column.owners]
+    cuts = [[parts[id(owner)] for owner in owners] for parts in shards.cuts] if shards.cuts else None
+    return Row(
+        shards.world, numbers, [shape.numel() for column in columns for shape in column.shapes], cuts, like
+    )
 
 
-def _flat(shards: Shards, slot: Slot) -> Tensor | None:
+def _repeated(values: Sequence[T], times: Sequence[int]) -> list[T]:
+    return [value for value, count in zip(values, times, strict=True) for _ in range(count)]
+
+
+def _flat_values(shards: Shards, columns: Sequence[Column]) -> list[Tensor | None]:
     """Cut parameters are cut as they lie in memory."""
-    if slot.value is None:
-        return None
-    return flat(reordered(slot.value, slot.owner)) if shards.cuts else slot.value.reshape(-1)
-
-
-def _give(shards: Shards, slot: Slot, total: Tensor) -> None:
+    pairs = [pair for column in columns for pair in zip(column.values, column.owners, strict=True)]
     if shards.cuts:
-        slot.take(shards.stand_ins[id(slot.owner)], total)
+        return [None if value is None else flat(reordered(value, owner)) for value, owner in pairs]
+    return [None if value is None else value.reshape(-1) for value, _ in pairs]
+
+
+def _give(shards: Shards, column: Column, sums: Sums) -> None:
+    if shards.cuts:
+        column.take([shards.stand_ins[id(owner)] for owner in column.owners], sums)
     else:
-        slot.take(slot.owner, total.view(slot.shape))
+        shaped = zip(sums, column.shapes, strict=True)
+        column.take(column.owners, [None if total is None else total.view(shape) for total, shape in shaped])
 
 
 def _widest(parameters: Sequence[Tensor]) -> Tensor:
