@@ -1,7 +1,8 @@
 """What a step of many processes costs: `python -m benchmarks.distributed [--processes 2] [--rounds 12]`.
 
-Each process has one thread, its share of the batch, and all contenders; they take turns in the same order everywhere,
-so a slow spell of the machine hits all of them. Times are until the slowest rank is done. The baseline is what people
+Each contender has processes of its own, of one thread, with its share of the batch: in one process what one leaves to
+the C library's memory is another's gain or loss. They take turns, step by step in a new order each round, so a slow
+spell of the machine hits all of them. Times are until the slowest rank is done. The baseline is what people
 use: DistributedDataParallel, which adds up during the backward pass, and Adam, constructors untouched; "fused"
 is the fastest that torch has, and leaves buffers where they are, as ours do. "no message" is VOGN with half the batch
 that asks nobody: what is between it and VOGN is the price of adding up.
@@ -9,26 +10,24 @@ that asks nobody: what is between it and VOGN is the price of adding up.
 
 import argparse
 import inspect
-import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import credo
 from benchmarks.cases import CASES, Problem
 from benchmarks.contender import DATA_SIZE, LEARNING_RATE
+from benchmarks.ranks import Ranks
 from benchmarks.timing import quartiles
 from credo.distributed import ALONE
 
@@ -87,33 +86,33 @@ CONTENDERS: dict[str, Callable[[Problem], Step]] = {
 }
 
 
-def work(rank: int, size: int, store: str, case: str, rounds: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    found = next(c for c in CASES if c.name == case)
-    steps = {
-        name: prepare(replace(found, batch=found.batch // size).problem())
-        for name, prepare in CONTENDERS.items()
-    }
-    for step in steps.values():
-        for _ in range(WARM_UP):
-            step()
-    times: dict[str, list[float]] = {name: [] for name in steps}
+def prepared(case_name: str, contender: str) -> Callable[[], float]:
+    """The seconds of one step, until the slowest rank is done; on every rank alike."""
+    case = next(case for case in CASES if case.name == case_name)
+    step = CONTENDERS[contender](replace(case, batch=case.batch // dist.get_world_size()).problem())
+    for _ in range(WARM_UP):
+        step()
+
+    def seconds() -> float:
+        dist.barrier()
+        start = time.perf_counter()
+        step()
+        dist.barrier()
+        return time.perf_counter() - start
+
+    return seconds
+
+
+def measure(case: str, size: int, rounds: int) -> dict[str, list[float]]:
+    """Contender → seconds of its steps."""
     order = random.Random(0)
-    for _ in range(rounds):
-        for name in order.sample(list(steps), len(steps)):
-            times[name].append(seconds(steps[name]))
-    if rank == 0:
-        report(found.title, size, times)
-    dist.destroy_process_group()
-
-
-def seconds(step: Step) -> float:
-    dist.barrier()
-    start = time.perf_counter()
-    step()
-    dist.barrier()
-    return time.perf_counter() - start
+    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    with ExitStack() as stack:
+        crews = {name: stack.enter_context(Ranks(size, prepared, case, name)) for name in CONTENDERS}
+        for _ in range(rounds):
+            for name in order.sample(list(crews), len(crews)):
+                times[name].append(crews[name]()[0])
+    return times
 
 
 def report(title: str, size: int, times: dict[str, list[float]]) -> None:
@@ -130,10 +129,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--case", default="resnet18-w16", choices=[case.name for case in CASES])
     options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with tempfile.TemporaryDirectory() as folder:
-        job = (options.processes, str(Path(folder) / "store"), options.case, options.rounds)
-        multiprocessing.spawn(work, job, options.processes)
+    case = next(case for case in CASES if case.name == options.case)
+    report(case.title, options.processes, measure(case.name, options.processes, options.rounds))
 
 
 if __name__ == "__main__":

@@ -12,22 +12,19 @@ for steps that were not used for the fit beside what those take, and the arithme
 import argparse
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import credo
+from benchmarks.ranks import Ranks
 from credo.models import ResNet18
 
 BATCHES, RANKS, SHARE = (8, 16, 32, 64), (2, 4), 32
@@ -92,42 +89,17 @@ class Line:
         return Line(*(float(value) for value in solution.solution))
 
 
-def on_ranks(size: int, task: Callable[[], Any]) -> Any:
-    """What `task` returns on rank 0 of `size` processes with gloo, one thread each."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory() as folder:
-        store = str(Path(folder) / "store")
-        processes = [
-            context.Process(target=work, args=(rank, size, store, task, sender)) for rank in range(size)
-        ]
-        for process in processes:
-            process.start()
-        try:
-            return receiver.recv() if receiver.poll(300) else None
-        finally:
-            for process in processes:
-                process.join(20)
-                process.kill()
-
-
-def work(rank: int, size: int, store: str, task: Callable[[], Any], sender: Connection) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    found = task()
-    if rank == 0:
-        sender.send(found)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def messages_and_steps() -> tuple[dict[int, float], dict[str, float]]:
+def messages_and_steps() -> Callable[[], tuple[dict[int, float], dict[str, float]]]:
     """Bytes → seconds of an all-reduce, and whole steps; on every rank alike."""
     flats = {4 * numbers: torch.zeros(numbers) for numbers in MESSAGES}
-    messages = {str(size): lambda flat=flat: dist.all_reduce(flat) for size, flat in flats.items()}  # type: ignore[misc]
+    messages = {str(size): partial(dist.all_reduce, flat) for size, flat in flats.items()}
     steps = {"VOGN": make_step("vogn", SHARE), "DDP Adam": make_step("adam", SHARE, ddp=True)}
-    found = median_seconds(messages, 20)
-    return {int(size): seconds for size, seconds in found.items()}, median_seconds(steps, 20)
+
+    def measured() -> tuple[dict[int, float], dict[str, float]]:
+        found = median_seconds(messages, 20)
+        return {int(size): seconds for size, seconds in found.items()}, median_seconds(steps, 20)
+
+    return measured
 
 
 def fitted_compute() -> dict[str, Line]:
@@ -150,7 +122,8 @@ def main() -> None:
     parameters = sum(p.numel() for p in ResNet18(stem="cifar", width=16).parameters())
     sizes = {"VOGN": 8.0 * parameters, "DDP Adam": 4.0 * parameters}
     for ranks in RANKS:
-        points, steps = on_ranks(ranks, messages_and_steps)
+        with Ranks(ranks, messages_and_steps) as processes:
+            points, steps = processes()[0]
         share = 2 * (ranks - 1) / ranks
         message = Line.through([(share * size, seconds) for size, seconds in points.items()])
         print(
