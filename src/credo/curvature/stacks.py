@@ -19,7 +19,7 @@ from credo.curvature.rules.normalisation import BatchNorm
 from credo.curvature.rules.shared_input import SharedInputLinear
 from credo.curvature.vectorised import by_one_run, physically, refuse_backward
 from credo.errors import UnsupportedOperation
-from credo.kernels.scratch import expect_large_blocks, give_back
+from credo.kernels.scratch import give_back
 
 
 class Stacks:
@@ -28,7 +28,6 @@ class Stacks:
     def __init__(self, weights: dict[int, Tensor], samples: int):
         self._weights, self._samples = weights, samples
         self._at_once = False  # whether a closure is running under vmap
-        expect_large_blocks()
 
     def __del__(self) -> None:
         give_back(self._weights.values())  # for the next step; a graph that still has them can run no more

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from credo.curvature.subjects import Subjects, buffers_of
 from credo.distributed import World, world
 from credo.errors import CallOrderError, EmptyBatch
+from credo.kernels.scratch import expect_large_blocks
 from credo.kernels.update import all_finite
 from credo.optim import arguments, checkpoints, checks
 from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
@@ -51,6 +52,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self.counters = {"step": 0, "draws": 0, "refused": 0, "refused_in_a_row": 0}
         self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
         self._start_afresh()
+        expect_large_blocks()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
         join(self, self._module_now())
 
