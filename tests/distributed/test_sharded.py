@@ -11,7 +11,6 @@ from tests.distributed.crews import together
 from tests.distributed.test_equivalence import METHODS, difference
 
 SHARDED = {"sharded": True}
-ELEMENTWISE = ["OGN", "VOGN", "IVON", "BayesByBackprop"]
 
 
 def same(ranks: list[Any]) -> None:
@@ -24,7 +23,7 @@ def same(ranks: list[Any]) -> None:
                 assert np.array_equal(result[kind][name], value)
 
 
-@pytest.mark.parametrize("method", ELEMENTWISE)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("size", "kind"), [(2, "unequal"), (2, "empty"), (4, "one example"), (4, "equal")])
 def test_equals_one_process(method: str, size: int, kind: str) -> None:
     ranks = together(size, tasks.train, method, kind, {**METHODS[method], **SHARDED})

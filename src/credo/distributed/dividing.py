@@ -22,9 +22,12 @@ def cut(sizes: tuple[int, ...], parts: int) -> list[list[slice]]:
     ]
 
 
-def assign(costs: Sequence[float], parts: int) -> list[int]:
-    """Job → part: the most costly first, each to whoever has least to do so far; every rank finds the same."""
-    loads, owners = [0.0] * parts, [0] * len(costs)
+def assign(costs: Sequence[float], parts: int, loads: Sequence[float] = ()) -> list[int]:
+    """Job → part: the most costly first, each to whoever has least to do so far; every rank finds the same.
+
+    loads: what the parts have to do already.
+    """
+    loads, owners = list(loads) or [0.0] * parts, [0] * len(costs)
     for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
         owners[job] = min(range(parts), key=lambda part: (loads[part], part))
         loads[owners[job]] += costs[job]

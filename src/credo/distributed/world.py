@@ -89,6 +89,20 @@ class World:
             if rank != self.rank:
                 _through(everybody[rank * len(own) :], row, lambda place, tensor: tensor.copy_(place))
 
+    def swap_(self, given: Sequence[Sequence[Tensor]], taken: Sequence[Sequence[Tensor]]) -> None:
+        """given[r] goes to rank r, bit for bit; taken[r] take what rank r has given this one: one message."""
+        sizes = [[sum(_bytes(tensor) for tensor in row) for row in rows] for rows in (given, taken)]
+        if not any(map(sum, sizes)):
+            return
+        device = next(tensor.device for row in (*given, *taken) for tensor in row)
+        out, back = (torch.empty(sum(own), dtype=torch.uint8, device=device) for own in sizes)
+        for part, row in zip(torch.split(out, sizes[0]), given, strict=True):
+            _through(part, row, lambda place, tensor: place.copy_(tensor))
+        with _together():
+            dist.all_to_all_single(back, out, sizes[1], sizes[0], group=self.group)
+        for part, row in zip(torch.split(back, sizes[1]), taken, strict=True):
+            _through(part, row, lambda place, tensor: tensor.copy_(place))
+
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Rank 0's values for all, one message for each dtype and device."""
         if self.alone:

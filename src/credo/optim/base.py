@@ -27,7 +27,7 @@ from credo.optim.groups import joining_group, parameter_groups, parameter_names
 from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
 from credo.optim.sampling import MeanKeeper
-from credo.optim.shards import WIDTHS, Shards, whole
+from credo.optim.shards import WIDTHS, ElementShards, Shards, whole
 from credo.posterior import Posterior
 
 
@@ -44,6 +44,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     _warned: bool
     _world: World
     _shards: Shards
+    _kind_of_shards: type[Shards] = ElementShards
     _kept: tuple[str, ...] = ()  # further attributes that copies have too
     _updates_from_origins = False  # whether `_update` finds means that are still away
 
@@ -220,7 +221,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         saved["credo"] = {
             "version": checkpoints.VERSION,
             "method": type(self).__name__,
-            "settings": {name: value for name, value in self.settings.items() if name != "sharded"},
+            "settings": {k: v for k, v in self.settings.items() if k not in checkpoints.OF_THIS_WORLD},
             "counters": dict(self.counters),
         }
         return saved
@@ -272,12 +273,12 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self._warned = False
         self._keeper = MeanKeeper()
         self._world = world()
-        self._shards = Shards(self._world, bool(self.settings.get("sharded")))
+        self._shards = self._kind_of_shards(self._world, bool(self.settings.get("sharded")))
 
-    def _stream(self) -> int:
-        """The number of the next draw among all ranks'; ranks share one row of samples if they are asked to."""
-        rank = 0 if self.settings.get("shared_noise") else self._world.rank
-        return rank << 48 | self.counters["draws"]
+    def _stream(self, rank: int | None = None, draw: int | None = None) -> int:
+        """The number of a draw, by default this rank's next one, among all ranks'; they may share one row of samples."""
+        own = 0 if self.settings.get("shared_noise") else self._world.rank if rank is None else rank
+        return own << 48 | (self.counters["draws"] if draw is None else draw)
 
     def _trainable(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]

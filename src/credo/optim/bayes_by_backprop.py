@@ -26,7 +26,7 @@ from credo.optim.inner import Build, Inner, Moved, adam
 from credo.optim.priors import take_prior
 from credo.optim.reparameterisation import Uncertain
 from credo.optim.reparameterised_blocks import ReparameterisedOptimizer, shared_samples
-from credo.optim.shards import WIDTHS, whole
+from credo.optim.shards import WIDTHS, ElementShards, whole
 from credo.posterior import DiagonalPosterior, Posterior
 from credo.posterior.gaussian import kl_terms, total
 
@@ -84,6 +84,8 @@ class BayesByBackprop(ReparameterisedOptimizer):
     """
 
     _kept = ("_inner",)
+
+    _shards: ElementShards
 
     def __init__(
         self,

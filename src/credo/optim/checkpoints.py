@@ -23,6 +23,7 @@ FACTORS = (
     "input_eigenvalues",
     "output_eigenvalues",
 )
+OF_THIS_WORLD = ("sharded", "owners")  # settings that are not saved: the state is, as a whole
 _DRIFT = ("data_size", "augmentation", "mc_samples", "reduction", "seed")
 
 

@@ -15,6 +15,7 @@ from credo.optim.eyes import Onlooker
 from credo.optim.fisher import check_outputs, private_generator, sampled_loss
 from credo.optim.gathered_factors import Expected, GatheredFactors
 from credo.optim.gathering import Seen
+from credo.optim.layer_shards import LayerShards
 from credo.optim.layouts import layers_of_all
 
 
@@ -22,6 +23,8 @@ class FactorOptimizer(BayesianOptimizer):
     """An optimiser whose curvature is looked at every `factor_interval` steps."""
 
     _gathered: GatheredFactors
+    _shards: LayerShards
+    _kind_of_shards = LayerShards
     _statistics: FactorStatistics | None = None  # of the block that is open, if it sees factors
 
     @abstractmethod
@@ -40,6 +43,7 @@ class FactorOptimizer(BayesianOptimizer):
     @contextmanager
     def _sample(self, parameters: list[Tensor]) -> Iterator[Seen]:
         self._follow_freezing()
+        self._shards.draws += 1
         with self._keeper.in_place(lambda: self._draw_over(parameters)), self._watch(parameters) as seen:
             self._statistics = seen if isinstance(seen, FactorStatistics) else None
             try:
@@ -48,6 +52,8 @@ class FactorOptimizer(BayesianOptimizer):
             finally:
                 self._statistics = None
         self.counters["draws"] += 1
+        if not seen.examples:
+            self._shards.draws -= 1  # a look, which is no part of a step
 
     def _draw_over(self, parameters: list[Tensor]) -> None:
         self._keeper.keep(parameters)

@@ -31,6 +31,17 @@ def invert_together(everybody: World, layers: Sequence[KroneckerLayer], form: st
     everybody.exchange_(rows)
 
 
+def invert_own(everybody: World, layers: Sequence[KroneckerLayer], form: str) -> None:
+    """Refreshes the roots of layers that no other rank has; all ranks come here, and an error is one on all."""
+    own_error: Exception | None = None
+    try:
+        for layer in layers:
+            layer.invert(form)
+    except (InvalidValue, RuntimeError) as error:
+        own_error = error
+    _refuse_together(everybody, own_error)
+
+
 def _cost(factor: Tensor) -> float:
     """d³ for each of the groups of a layer."""
     return float(factor.numel() * factor.shape[-1])

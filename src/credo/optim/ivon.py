@@ -32,7 +32,7 @@ from credo.optim.gathered_tables import GatheredProducts
 from credo.optim.gathering import Gathered
 from credo.optim.offsets import OffsetKeeper
 from credo.optim.priors import take_prior
-from credo.optim.shards import WIDTHS, whole
+from credo.optim.shards import WIDTHS, ElementShards, whole
 from credo.posterior import DiagonalPosterior, Posterior
 
 
@@ -55,6 +55,7 @@ class IVON(BayesianOptimizer):
 
     _kept = ("_offsets",)
     _gathered: GatheredProducts
+    _shards: ElementShards
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from typing import Any, final
 from torch import Tensor
 
 from credo.optim.kronecker_base import KroneckerOptimizer
+from credo.optim.kronecker_layers import KroneckerLayer
 from credo.posterior import Posterior
 
 
@@ -36,6 +37,7 @@ class KFAC(KroneckerOptimizer):
         sharing: str = "expand",
         reduction: str = "mean",
         seed: int = 0,
+        sharded: bool = False,
     ):
         super().__init__(
             params,
@@ -57,7 +59,13 @@ class KFAC(KroneckerOptimizer):
             reduction=reduction,
             seed=seed,
             shared_noise=False,
+            sharded=sharded,
         )
 
     def _draw(self, draw: int) -> None:
         """The mean is the sample."""
+
+    def _uncertain(self) -> list[KroneckerLayer]:
+        """Nothing is drawn; but what has been frozen is noticed by a rank without examples too."""
+        self._follow_freezing()
+        return []

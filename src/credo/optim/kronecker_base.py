@@ -28,10 +28,11 @@ from credo.optim.factor_blocks import is_due
 from credo.optim.gathered_factors import GatheredFactors
 from credo.optim.gathering import Gathered
 from credo.optim.inverses import FORMS, Inverses
-from credo.optim.inversion import invert_together
+from credo.optim.inversion import invert_own, invert_together
 from credo.optim.kronecker_layers import KroneckerLayer, learn_factors, learn_squares, momentum_of
 from credo.optim.kronecker_state import KroneckerState
 from credo.optim.priors import take_prior
+from credo.optim.shards import whole
 from credo.posterior import KroneckerPosterior, Layer, Posterior, Root
 
 
@@ -69,6 +70,7 @@ class KroneckerOptimizer(KroneckerState):
         reduction: str,
         seed: int,
         shared_noise: bool,
+        sharded: bool,
     ):
         size = arguments.whole("data_size", data_size, 1)
         rho = arguments.number("augmentation", augmentation, 1, math.inf)
@@ -93,6 +95,8 @@ class KroneckerOptimizer(KroneckerState):
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
             "shared_noise": bool(shared_noise),
+            "sharded": bool(sharded),
+            "owners": {},  # weight → rank, by name: who has a layer, if they are spread over the ranks
             "layers": {},  # weight → bias or None, by name: the layers that the backward passes have shown
             "idle": [],  # names that the loss did not reach when the factors were last refreshed
         }
@@ -125,7 +129,7 @@ class KroneckerOptimizer(KroneckerState):
         if gathered.fresh:
             own_labels = self.settings["fisher"] == "true"  # their loss is not the one that was scaled
             self._learn(gathered, (1.0 if own_labels else 1 / squares_scale**2) / gathered.samples)
-        self._invert()
+        self._invert(gathered.fresh)
         self._move(1 / (gathered.samples * per_example * gradient_scale))
 
     def _learn(self, gathered: GatheredFactors, unit: float) -> None:
@@ -134,23 +138,27 @@ class KroneckerOptimizer(KroneckerState):
         layers = {names[key]: sums for key, sums in gathered.layers.items()}
         squares = {names[key]: square for key, square in gathered.squares.items()}
         self._refuse_changes(layers, squares, entries)
+        biases = {name: None if s.bias is None else names[id(s.bias)] for name, s in layers.items()}
+        self.settings["layers"] = {**self.settings["layers"], **biases}
         for name, sums in layers.items():
             for member in (sums.weight, sums.bias):
                 if member is not None:
                     self.state[member].pop("curvature", None)
-            rate, state = entries[name][2]["ema_rate"], self._moved_state(sums.weight)
-            learn_factors(state, sums, rate, 1 / gathered.samples, unit)
+            if self._shards.mine(self, name):
+                rate, state = entries[name][2]["ema_rate"], self._moved_state(sums.weight)
+                learn_factors(state, sums, rate, 1 / gathered.samples, unit)
         for name, square in squares.items():
             _, p, group = entries[name]
             learn_squares(self._moved_state(p), square, group["ema_rate"], unit)
-        biases = {name: None if s.bias is None else names[id(s.bias)] for name, s in layers.items()}
-        self.settings["layers"] = {**self.settings["layers"], **biases}
         self.settings["idle"] = self._unknown()
+        self._shards.cut_state(self)
 
-    def _invert(self) -> None:
+    def _invert(self, fresh: bool) -> None:
         due = is_due(self.counters["step"], self.settings["inverse_interval"])
-        wanted = [layer for layer in self.layers() if due or "input_root" not in layer.state]
-        if wanted:
+        wanted = [layer for layer in self.own_layers() if due or "input_root" not in layer.state]
+        if self._shards.sharded and (due or fresh):
+            invert_own(self._world, wanted, self.settings["damping_form"])
+        elif wanted:
             invert_together(self._world, wanted, self.settings["damping_form"])
 
     def _refuse_changes(
@@ -184,7 +192,7 @@ class KroneckerOptimizer(KroneckerState):
             m = self._add_gradient(p, groups[id(p)], unit)
             precision = belief.curvature + (belief.shrinkage + belief.damping)
             p.sub_((m / precision).mul_(float(groups[id(p)]["lr"])))
-        for layer in self.layers():
+        for layer in self.own_layers():
             self._move_layer(layer, groups, unit)
 
     def _move_layer(self, layer: KroneckerLayer, groups: dict[int, dict[str, Any]], unit: float) -> None:
@@ -213,6 +221,7 @@ class KroneckerOptimizer(KroneckerState):
 
     @final
     @torch.no_grad()
+    @whole()
     def posterior(self, *, damped: bool = True) -> KroneckerPosterior:
         """Matrix-normal layers, and N(μ, diag σ²) for the rest; what blocks draw from.
 
@@ -248,6 +257,7 @@ class KroneckerOptimizer(KroneckerState):
         )
 
     @final
+    @whole()
     def factors(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Layer → (A, G), the running means; copies."""
         kinds = "input_factor", "output_factor"

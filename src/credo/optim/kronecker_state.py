@@ -27,6 +27,11 @@ class KroneckerState(FactorOptimizer):
         return sorted(found, key=lambda layer: layer.place)
 
     @final
+    def own_layers(self) -> list[KroneckerLayer]:
+        """Those whose factors this rank keeps: all of them, unless they are spread over the ranks."""
+        return [layer for layer in self.layers() if self._shards.mine(self, layer.names[0])]
+
+    @final
     def beliefs(self) -> Iterator[Belief]:
         """Every trainable parameter outside the layers with what is known of it, in order."""
         inside = self._in_layers()
@@ -54,11 +59,6 @@ class KroneckerState(FactorOptimizer):
         layers = [layer for layer in self.layers() if id(layer.weight) in members]
         rest = [part_of(b) for b in self.beliefs() if id(b.parameter) in members]
         return [_part_of_layer(layer, form, self.data_size) for layer in layers] + rest
-
-    @final
-    def _uncertain(self) -> list[Belief]:
-        """Every rank has all of it."""
-        return []
 
     @final
     def _unknown(self) -> list[str]:
@@ -91,7 +91,12 @@ class KroneckerState(FactorOptimizer):
     @final
     def _follow_freezing(self) -> None:
         """A layer whose weight is frozen is none; one whose bias is frozen is the layer given that bias."""
-        kept: dict[str, str | None] = {}
+        if all(p.requires_grad for layer in self.layers() for p in layer.members):
+            return
+        with self._shards.whole(self):  # what leaves its layer belongs to all ranks from here on
+            self.settings["layers"] = dict(self._unfrozen())
+
+    def _unfrozen(self) -> Iterator[tuple[str, str | None]]:
         for layer in self.layers():
             name, bias_name = layer.names
             if not layer.weight.requires_grad:
@@ -101,8 +106,7 @@ class KroneckerState(FactorOptimizer):
                 forget_bias(layer.state)
                 layer.invert(self.settings["damping_form"])
                 bias_name = None
-            kept[name] = bias_name
-        self.settings["layers"] = kept
+            yield name, bias_name
 
 
 def _part_of_layer(layer: KroneckerLayer, form: str, data_size: float) -> Part:

@@ -8,6 +8,7 @@ The update is the one in `kronecker_base`; gradients and factors are taken at sa
 """
 
 import math
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -42,6 +43,9 @@ class NoisyKFAC(KroneckerOptimizer):
         ordinary backward passes.
     fisher: "empirical" takes the data's labels. "true" draws labels from the model, which `observe(outputs)` shows.
     sharing: how positions of one example (tokens, places) count, "expand" or "reduce".
+    shared_noise: among several processes, the same samples on all ranks instead of each rank's own.
+    sharded: among several processes, each layer's factors, inverses and momentum are kept by one rank only; samples and
+        `posterior`, `factors` and `state_dict` are then taken by all ranks together (docs/distributed.md).
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class NoisyKFAC(KroneckerOptimizer):
         reduction: str = "mean",
         seed: int = 0,
         shared_noise: bool = False,
+        sharded: bool = False,
     ):
         super().__init__(
             params,
@@ -87,16 +92,46 @@ class NoisyKFAC(KroneckerOptimizer):
             reduction=reduction,
             seed=seed,
             shared_noise=shared_noise,
+            sharded=sharded,
         )
 
     def _draw(self, draw: int) -> None:
-        for layer in self.layers():
-            if not layer.group["deterministic"]:
-                self._draw_layer(layer, draw)
+        if self._shards.sharded:
+            self._draw_for_all(self.counters["draws"])
+        else:
+            self._draw_own_layers(draw)
         entries = self._entries()
         for belief in self.beliefs():
             if belief.curvature is not None and not belief.deterministic:
                 self._draw_rest(belief, entries[belief.name][0], draw)
+
+    def _draw_own_layers(self, draw: int) -> None:
+        for layer in self.own_layers():
+            if not layer.group["deterministic"]:
+                self._draw_layer(layer, draw)
+
+    @torch.no_grad()
+    def _draw_for_all(self, number: int) -> None:
+        """Each rank draws its own layers for all ranks, and they swap: the same samples as without sharding."""
+        members = self._shards.members(self)
+        own = members[self._world.rank]
+        means, given = [p.detach().clone() for p in own], []
+        for rank in range(self._world.size):
+            for p, mean in zip(own, means, strict=True):
+                p.copy_(mean)
+            self._draw_own_layers(self._stream(rank, number))
+            given.append([p.detach().clone() for p in own])
+        self._world.swap_(given, members)
+
+    def _uncertain(self) -> list[KroneckerLayer]:
+        """A rank without examples of its own draws its layers for the others all the same."""
+        self._follow_freezing()
+        while self._shards.sharded and self._shards.draws < self.settings["mc_samples"]:
+            number = self.counters["draws"] + self._shards.draws
+            self._keeper.keep(self._trainable())
+            with self._keeper.in_place(partial(self._draw_for_all, number)):
+                self._shards.draws += 1
+        return []
 
     def _draw_layer(self, layer: KroneckerLayer, draw: int) -> None:
         root = layer.root(self.settings["damping_form"])

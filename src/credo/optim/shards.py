@@ -1,14 +1,15 @@
-"""State that is spread over the ranks: each keeps and updates its part of what belongs to a weight.
+"""State that is spread over the ranks: each keeps and updates its part.
 
-The parameters of a group lie side by side in a row, each as it lies in memory, and rank r has the r-th of P equal parts
-of the row; a tensor may be cut anywhere. A step runs on parts of the parameters that stand in for them, so that an
-update that goes element by element needs not know; then the ranks exchange their parts of the mean. What reads
-the state (a draw, `posterior`, `state_dict`) has it put together before, and cut again after.
+Updates that go weight by weight are cut anywhere: the parameters of a group lie side by side in a row, each as it lies
+in memory, and rank r has the r-th of P equal parts of the row. A step runs on parts of the parameters that stand in for
+them, so that the update needs not know; then the ranks exchange their parts of the mean. What reads the state (a draw,
+`posterior`, `state_dict`) has it put together before, and cut again after. Kronecker layers are in `layer_shards`.
 """
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any, Protocol, TypeVar, cast, final
 
@@ -33,24 +34,25 @@ class Sharded(Protocol):
     param_groups: list[dict[str, Any]]
     state: State
     settings: dict[str, Any]
-    _shards: "Shards"
+
+    def names(self) -> dict[int, str]:
+        """id of a parameter → its name."""
 
 
-@final
-class Shards:
+class Shards(ABC):
     """Which part of the state this rank has. Without `sharded` all of it, and every method does nothing."""
 
     def __init__(self, everybody: World, sharded: bool):
         self.world = everybody
         self.sharded = sharded and not everybody.alone
-        self.cuts: list[dict[int, slice]] = []  # [rank][id of a parameter], during a step
-        self.stand_ins: dict[int, Tensor] = {}  # by the id of the parameter, during a step
-        self._kept: State | None = None  # the widths put together, until the last sample of a step is drawn
-        self._draws = 0  # since the last step
+        self.cuts: list[dict[int, slice]] = []  # [rank][id of a parameter], in a step whose sums are cut
+        self.stand_ins: dict[int, Tensor] = {}  # by the id of the parameter, in such a step
 
+    @final
     def __reduce__(self) -> tuple[type["Shards"], tuple[World, bool]]:
-        return Shards, (World(self.world.rank, self.world.size), self.sharded)
+        return type(self), (World(self.world.rank, self.world.size), self.sharded)
 
+    @final
     def refuse_another_part(self, other: "Shards") -> None:
         """A copy that has been taken to another world holds what is not its own there."""
         mine, theirs = (
@@ -62,8 +64,41 @@ class Shards:
                 f"of {theirs[1]} now. Between different worlds go through state_dict(), which is whole."
             )
 
+    @abstractmethod
     def all(self, mine: bool) -> bool:
-        """Whether it is so for the parts of all ranks; those that have everything know by themselves."""
+        """Whether it is so for the sums of all ranks."""
+
+    @abstractmethod
+    def standing_in(self, optimizer: "Sharded") -> AbstractContextManager[None]:
+        """Around an update, which changes this rank's part only; then the ranks exchange their means."""
+
+    @property
+    @abstractmethod
+    def must_catch_up(self) -> bool:
+        """Whether the other ranks may have drawn samples together in this step while this one has not."""
+
+    @abstractmethod
+    def whole(
+        self, optimizer: "Sharded", names: frozenset[str] | None = None
+    ) -> AbstractContextManager[None]:
+        """The state of all ranks put together; what appears in it is cut at the end. All ranks must come here."""
+
+    @abstractmethod
+    def cut_state(self, optimizer: "Sharded") -> None:
+        """Keeps this rank's part of whatever is whole, because it was loaded, given, or has just been made."""
+
+
+@final
+class ElementShards(Shards):
+    """For updates that go element by element."""
+
+    def __init__(self, everybody: World, sharded: bool):
+        super().__init__(everybody, sharded)
+        self._kept: State | None = None  # the widths put together, until the last sample of a step is drawn
+        self._draws = 0  # since the last step
+
+    def all(self, mine: bool) -> bool:
+        """Those that have everything know by themselves."""
         return self.world.all(mine) if self.sharded else mine
 
     # A step
@@ -94,14 +129,13 @@ class Shards:
 
     @property
     def must_catch_up(self) -> bool:
-        """Whether the other ranks have put the widths together in this step while this one had nothing to draw."""
+        """The widths are put together once, for the first sample."""
         return self.sharded and self._draws == 0
 
     # Reading
 
     @contextmanager
     def whole(self, optimizer: Sharded, names: frozenset[str] | None = None) -> Iterator[None]:
-        """The state of all ranks put together; what appears in it is cut at the end. All ranks must come here."""
         if not self.sharded:
             yield
             return
@@ -153,7 +187,6 @@ class Shards:
         return defaultdict(dict, parts)
 
     def cut_state(self, optimizer: Sharded) -> None:
-        """Keeps this rank's part of whatever is whole, because it was loaded, given, or has just been made."""
         if not self.sharded:
             return
         own = _cuts(optimizer, self.world.size)[self.world.rank]

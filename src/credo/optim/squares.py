@@ -16,12 +16,14 @@ from credo.optim import arguments
 from credo.optim.base import BayesianOptimizer
 from credo.optim.gathering import GatheredSquares
 from credo.optim.losses import finish_closure
+from credo.optim.shards import ElementShards
 
 
 class SquaresOptimizer(BayesianOptimizer):
     """An optimiser whose update needs the mean of squared per-example gradients."""
 
     _gathered: GatheredSquares
+    _shards: ElementShards
 
     @abstractmethod
     def _draw(self, draw: int) -> None:
