@@ -226,10 +226,10 @@ def build(rank: int, size: int, what: str) -> str:
     return "built"
 
 
-def copied(rank: int, size: int) -> bool:
+def copied(rank: int, size: int, method: str) -> bool:
     """A deep copy goes on as the original does."""
     model = network()
-    optimizer = optimizer_of("VOGN", model, sharded=True)
+    optimizer = optimizer_of(method, model, sharded=True)
     own, data = shares("equal", size)[rank], batches()
     one_step(optimizer, model, data[0][0][own], data[0][1][own])
     twin, twin_model = copy.deepcopy((optimizer, model))
@@ -237,3 +237,53 @@ def copied(rank: int, size: int) -> bool:
         one_step(other, network_, data[1][0][own], data[1][1][own])
     pairs = zip(model.parameters(), twin_model.parameters(), strict=True)
     return all(torch.equal(p, q) for p, q in pairs)
+
+
+def kept_by_layer(rank: int, size: int, options: dict[str, Any]) -> dict[str, list[str]]:
+    """What this rank has after two steps, by the names of parameters."""
+    model, done = network(), set()
+    optimizer = optimizer_of("NoisyKFAC", model, inverse_interval=1, **options)
+    original = inversion.KroneckerLayer.invert_side
+
+    def invert_side(layer: Any, side: str, form: str) -> None:
+        done.add(layer.names[0])
+        original(layer, side, form)
+
+    with patch.object(inversion.KroneckerLayer, "invert_side", invert_side):
+        for x, y in batches()[:2]:
+            one_step(optimizer, model, x, y)
+    optimizer.posterior()  # has everything for a moment
+    names = {name: optimizer.state.get(p, {}) for name, p in model.named_parameters()}
+    return {
+        "layers": [name for name, kept in names.items() if "input_factor" in kept or "input_root" in kept],
+        "momenta": sorted((n for n, kept in names.items() if "momentum" in kept), key=lambda n: n[0] == "4"),
+        "parameters": [name for name in names if name[0] != "4"],
+        "inverted": sorted(done),
+    }
+
+
+def freezing(rank: int, size: int, method: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Before the second step a bias freezes, before the third the weight of another layer; then both thaw."""
+    model = network()
+    named, optimizer = dict(model.named_parameters()), optimizer_of(method, model, **options)
+    own, losses = shares("empty" if size > 1 else "equal", size)[rank], []
+    for step, (x, y) in enumerate([*batches(), *batches()]):
+        named["2.bias"].requires_grad_(step not in (1, 2, 3))
+        named["5.weight"].requires_grad_(step not in (2, 3, 4))
+        losses.append(one_step(optimizer, model, x[own], y[own]))
+    return described(model, optimizer, losses)
+
+
+def looking(rank: int, size: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Two samples a step after a look; the last rank has no examples, and steps alone."""
+    model = network()
+    optimizer = optimizer_of("NoisyKFAC", model, mc_samples=2, **options)
+    losses = []
+    for x, y in batches():
+        with optimizer.sampled():
+            pass
+        if size > 1 and rank == size - 1:
+            losses.append(float(optimizer.step()))
+        else:
+            losses.append(one_step(optimizer, model, x, y))
+    return described(model, optimizer, losses)

@@ -33,7 +33,7 @@ def test_equals_one_process(method: str, size: int, kind: str) -> None:
     assert ranks[0]["losses"] == pytest.approx(alone["losses"], rel=1e-10)
 
 
-@pytest.mark.parametrize("method", ["VOGN", "IVON", "BayesByBackprop"])
+@pytest.mark.parametrize("method", ["VOGN", "IVON", "BayesByBackprop", "NoisyKFAC"])
 def test_groups_with_their_own_numbers_that_come_late(method: str) -> None:
     whole = together(3, sharded_tasks.train_groups, method, {})
     parts = together(3, sharded_tasks.train_groups, method, SHARDED)
@@ -49,10 +49,11 @@ def test_samples_side_by_side(options: dict[str, Any]) -> None:
     assert difference(parts[0], whole[0]) < 1e-10
 
 
-def test_every_rank_draws_what_it_would_have_drawn() -> None:
-    """Also from its own noise, for which it needs the widths of all weights."""
-    whole = together(2, sharded_tasks.samples, "VOGN", {})
-    parts = together(2, sharded_tasks.samples, "VOGN", SHARDED)
+@pytest.mark.parametrize("method", ["VOGN", "NoisyKFAC"])
+def test_every_rank_draws_what_it_would_have_drawn(method: str) -> None:
+    """Also from its own noise, for which it needs the widths of all weights, or others to draw for it."""
+    whole = together(2, sharded_tasks.samples, method, {})
+    parts = together(2, sharded_tasks.samples, method, SHARDED)
     for mine, theirs in zip(parts, whole, strict=True):
         assert np.allclose(mine, theirs, rtol=1e-10, atol=1e-12)
     assert not np.allclose(parts[0], parts[1], atol=1e-4)
@@ -70,8 +71,8 @@ def test_memory_falls_with_the_number_of_ranks(method: str, kinds: int, size: in
         assert own <= kinds * 4 * -(-weights // size) + counters
 
 
-@pytest.mark.parametrize("method", ["VOGN", "IVON"])
-@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("method", ["VOGN", "IVON", "NoisyKFAC"])
+@pytest.mark.parametrize("samples", [1, 3])
 def test_a_rank_may_step_without_a_block(method: str, samples: int) -> None:
     options = {**METHODS[method], "mc_samples": samples}
     (alone,) = together(1, tasks.train, method, "equal", options)
@@ -80,7 +81,7 @@ def test_a_rank_may_step_without_a_block(method: str, samples: int) -> None:
     assert difference(ranks[0], alone) < 1e-10
 
 
-@pytest.mark.parametrize("method", ["VOGN", "IVON", "BayesByBackprop"])
+@pytest.mark.parametrize("method", ["VOGN", "IVON", "BayesByBackprop", "NoisyKFAC"])
 @pytest.mark.parametrize(
     ("before", "after", "options"), [(2, 3, SHARDED), (4, 1, {}), (1, 2, SHARDED), (2, 2, {})]
 )
@@ -94,7 +95,7 @@ def test_a_saved_state_is_whole_and_goes_on_in_any_world(
     assert difference(ranks[0], alone) < 1e-10
 
 
-@pytest.mark.parametrize("method", ["VOGN", "IVON"])
+@pytest.mark.parametrize("method", ["VOGN", "IVON", "NoisyKFAC"])
 def test_a_nan_in_one_part_on_one_rank_is_refused_by_all(method: str) -> None:
     ranks = together(2, sharded_tasks.nan_on_one, method, SHARDED)
     for result in ranks:
@@ -123,11 +124,52 @@ def test_what_cannot_be_sharded_is_refused_by_all(what: str, named: str) -> None
         assert named in message
 
 
-def test_copies_keep_their_part() -> None:
-    assert together(2, sharded_tasks.copied) == [True, True]
+@pytest.mark.parametrize("method", ["VOGN", "NoisyKFAC"])
+def test_copies_keep_their_part(method: str) -> None:
+    assert together(2, sharded_tasks.copied, method) == [True, True]
 
 
-# K-FAC: every rank has all of the state, but inverts only some of the factors
+# K-FAC: layers are not cut, each has an owner
+
+
+@pytest.mark.parametrize("form", ["pi", "eigen"])
+def test_every_layer_has_one_owner_who_alone_has_its_factors(form: str) -> None:
+    ranks = together(2, sharded_tasks.kept_by_layer, {"damping_form": form, **SHARDED})
+    layers = [set(kept["layers"]) for kept in ranks]
+    assert layers[0] | layers[1] == {"0.weight", "2.weight", "5.weight"}
+    assert not layers[0] & layers[1]
+    assert layers[0] == {"2.weight"}, "its factor of 10³ is more work than the others together"
+    for kept in ranks:
+        assert kept["momenta"] == [name for name in kept["parameters"] if _layer(name) in kept["layers"]] + [
+            "4.weight",
+            "4.bias",
+        ]
+        assert kept["inverted"] == kept["layers"]
+
+
+def _layer(name: str) -> str:
+    return name.replace("bias", "weight")
+
+
+@pytest.mark.parametrize("method", ["KFAC", "NoisyKFAC"])
+def test_layers_that_freeze_and_thaw(method: str) -> None:
+    """A bias, then a weight, whose bias then is a parameter without factors; and back again."""
+    options = {**METHODS[method], "factor_interval": 1}
+    (alone,) = together(1, sharded_tasks.freezing, method, options)
+    ranks = together(2, sharded_tasks.freezing, method, {**options, **SHARDED})
+    same(ranks)
+    assert difference(ranks[0], alone) < 1e-10
+
+
+def test_looks_are_not_the_samples_that_a_rank_owes_the_others() -> None:
+    """A look at a sample, which all ranks take, is none of the samples that an empty rank owes the others."""
+    (alone,) = together(1, sharded_tasks.looking, METHODS["NoisyKFAC"])
+    ranks = together(2, sharded_tasks.looking, {**METHODS["NoisyKFAC"], **SHARDED})
+    same(ranks)
+    assert difference(ranks[0], alone) < 1e-10
+
+
+# Without sharding every rank has all of the state, but inverts only some of the factors
 
 
 @pytest.mark.parametrize("form", ["pi", "eigen"])
