@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from tests.distributed.processes import PATIENCE, PRELOADED, RankFailed
 
-TIMEOUT = timedelta(seconds=30)
+TIMEOUT = timedelta(seconds=100)
 _crews: dict[int, "Crew"] = {}
 
 

@@ -1,8 +1,10 @@
 """What the ranks of the tests do. Results are plain numpy arrays and numbers, which any process can read."""
 
 import math
+from functools import partial
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 import credo
 
 EXAMPLES, STEPS = 12, 4
+SHARES = ("equal", "unequal", "one example", "empty")
 
 
 def network(seed: int = 0) -> nn.Module:
@@ -51,27 +54,42 @@ def shares(kind: str, size: int) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(cuts)]
 
 
-def train(rank: int, size: int, method: str, kind: str, options: dict[str, Any]) -> dict[str, Any]:
+def train(
+    rank: int, size: int, method: str, kind: str, options: dict[str, Any], form: str = "closure"
+) -> dict[str, Any]:
     """Some steps on this rank's share of each batch; every rank begins with other weights than rank 0."""
     model = network(seed=rank)
     optimizer = optimizer_of(method, model, **options)
-    own, losses = shares(kind, size)[rank], []
-    for x, y in batches():
-        losses.append(one_step(optimizer, model, x[own], y[own]))
+    own = shares(kind, size)[rank]
+    losses = [STEP_BY[form](optimizer, model, x[own], y[own]) for x, y in batches()]
     return described(model, optimizer, losses)
 
 
-def train_by_blocks(rank: int, size: int, method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """As `train` with unequal shares, but in blocks, of which the optimiser sees no loss."""
-    model = network(seed=rank)
-    optimizer = optimizer_of(method, model, **options)
-    own = shares("unequal", size)[rank] if size > 1 else slice(None)
-    for x, y in batches():
-        for _ in range(optimizer.settings["mc_samples"]):
-            with optimizer.sampled():
-                F.cross_entropy(model(x[own]), y[own]).backward()
-        assert optimizer.step() is None
-    return described(model, optimizer, [])
+def train_in_all_ways(
+    rank: int, size: int, method: str, options: dict[str, Any], forms: tuple[str, ...]
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """By the form of a step, and the kind of shares."""
+    return {
+        (form, kind): train(rank, size, method, kind, options, form)
+        for form in forms
+        for kind in (SHARES if size > 1 else ("equal",))
+    }
+
+
+def step_by_blocks(optimizer: Any, model: nn.Module, x: Tensor, y: Tensor, parts: int = 1) -> None:
+    """Several backward passes in a block are micro-batches; a rank without examples opens no block at all."""
+    reduction = optimizer.settings["reduction"]
+    for _ in range(optimizer.settings["mc_samples"] if len(x) else 0):
+        with optimizer.sampled():
+            for inputs, targets in zip(x.chunk(parts), y.chunk(parts), strict=True):
+                loss = F.cross_entropy(model(inputs), targets, reduction="sum")
+                (loss / (len(x) if reduction == "mean" else 1)).backward()
+    optimizer.step()
+
+
+def step_by_losses(optimizer: Any, model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """A closure that leaves the backward pass to the optimiser."""
+    return float(optimizer.step(lambda: F.cross_entropy(model(x), y, reduction="none")))
 
 
 def one_step(optimizer: Any, model: nn.Module, x: Tensor, y: Tensor) -> float:
@@ -86,6 +104,14 @@ def one_step(optimizer: Any, model: nn.Module, x: Tensor, y: Tensor) -> float:
         return loss
 
     return float(optimizer.step(closure))
+
+
+STEP_BY: dict[str, Any] = {
+    "closure": one_step,
+    "losses": step_by_losses,
+    "blocks": step_by_blocks,
+    "micro-batches": partial(step_by_blocks, parts=2),
+}
 
 
 def described(model: nn.Module, optimizer: Any, losses: list[float]) -> dict[str, Any]:
@@ -155,13 +181,29 @@ def fail_on_one(rank: int, size: int) -> str:
     return "stepped"
 
 
-def train_in_groups(rank: int, size: int, mc_groups: int) -> dict[str, Any]:
-    """OGN where the ranks of a group read the same share."""
+def train_in_groups(
+    rank: int, size: int, method: str, mc_groups: int, options: dict[str, Any]
+) -> dict[str, Any]:
+    """The ranks of a group read the same share, and each has its own noise."""
     model = network()
-    optimizer = optimizer_of("OGN", model)
+    optimizer = optimizer_of(method, model, **options)
     share, count = credo.distributed.data_share(mc_groups)
     own = shares("equal", count)[share]
     losses = [one_step(optimizer, model, x[own], y[own]) for x, y in batches()]
+    return described(model, optimizer, losses)
+
+
+def train_for_many(method: str, samples: int, options: dict[str, Any]) -> dict[str, Any]:
+    """One process whose samples of a step are those that as many ranks would have drawn."""
+    model = network()
+    optimizer = optimizer_of(method, model, mc_samples=samples, **options)
+
+    def stream() -> int:
+        step, rank = divmod(optimizer.counters["draws"], samples)
+        return rank << 48 | step
+
+    with patch.object(optimizer, "_stream", stream):
+        losses = [one_step(optimizer, model, x, y) for x, y in batches()]
     return described(model, optimizer, losses)
 
 

@@ -1,5 +1,6 @@
 """Many processes cannot be told from one: means and variances after some steps, whatever the shares are."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,18 @@ METHODS: dict[str, dict[str, Any]] = {
     "KFAC": {},
     "BayesByBackprop": {**SHARED, "local": False},
 }
+CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    **{name: (name, options, tuple(tasks.STEP_BY)) for name, options in METHODS.items()},
+    "VOGN at once": ("VOGN", {**SHARED, "mc_samples": 3, "vectorized": True}, ("losses",)),
+    "IVON, samples": ("IVON", {**SHARED, "mc_samples": 2}, ("closure", "blocks")),
+    "NoisyKFAC, samples": (
+        "NoisyKFAC",
+        {**SHARED, "mc_samples": 3, "damping_form": "pi"},
+        ("closure", "blocks"),
+    ),
+    "VOGN, sum": ("VOGN", {**SHARED, "reduction": "sum"}, tuple(tasks.STEP_BY)),
+    "IVON, sum": ("IVON", {**SHARED, "reduction": "sum"}, tuple(tasks.STEP_BY)),
+}
 
 
 def difference(a: dict[str, Any], b: dict[str, Any]) -> float:
@@ -27,20 +40,11 @@ def difference(a: dict[str, Any], b: dict[str, Any]) -> float:
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    ("size", "kind"), [(2, "equal"), (2, "unequal"), (2, "empty"), (4, "one example"), (4, "unequal")]
-)
-def test_equals_one_process(method: str, size: int, kind: str) -> None:
-    options = METHODS[method]
-    ranks = together(size, tasks.train, method, kind, options)
-    (alone,) = together(1, tasks.train, method, "equal", options)
-    for result in ranks:
-        assert isinstance(result, dict), result
-        assert difference(result, alone) < 1e-10
-        assert result["losses"] == pytest.approx(alone["losses"], rel=1e-10)
-        for name, mean in ranks[0]["mean"].items():
-            assert np.array_equal(result["mean"][name], mean), "ranks must be bitwise equal to each other"
+@cache
+def alone(case: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Without any process group, by the form of a step."""
+    method, options, forms = CASES[case]
+    return tasks.train_in_all_ways(0, 1, method, options, forms)
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -57,22 +61,34 @@ def test_samples_at_once_equal_one_process(kind: str, sharded: bool) -> None:
         assert result["losses"] == pytest.approx(alone["losses"], rel=1e-10)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_steps_from_blocks_are_taken_too(method: str) -> None:
-    ranks = together(2, tasks.train_by_blocks, method, METHODS[method])
-    (alone,) = together(1, tasks.train_by_blocks, method, METHODS[method])
-    for result in ranks:
-        assert isinstance(result, dict), result
-        assert result["counters"]["refused"] == 0
-        assert difference(result, alone) < 1e-10
+@pytest.mark.parametrize("sharded", [False, True], ids=["", "sharded"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_equals_one_process(case: str, size: int, sharded: bool) -> None:
+    """Whatever the shares are and however the steps are written; and ranks are bitwise equal to each other."""
+    method, options, forms = CASES[case]
+    ranks = together(size, tasks.train_in_all_ways, method, {**options, "sharded": sharded}, forms)
+    for (form, kind), first in ranks[0].items():
+        one = alone(case)[form, "equal"]
+        assert difference(first, one) < 1e-10, (form, kind)
+        assert first["counters"] == one["counters"], (form, kind)
+        if one["losses"][0] is not None:
+            assert first["losses"] == pytest.approx(one["losses"], rel=1e-10), (form, kind)
+        for result in ranks[1:]:
+            assert result[form, kind]["losses"] == first["losses"]
+            for what in ("mean", "variance"):
+                for name, value in first[what].items():
+                    assert np.array_equal(result[form, kind][what][name], value), (form, kind, name)
 
 
-@pytest.mark.parametrize("method", ["VOGN", "IVON"])
-def test_sum_losses_are_weighted_by_true_counts(method: str) -> None:
-    options = {**SHARED, "reduction": "sum"}
-    ranks = together(2, tasks.train, method, "unequal", options)
-    (alone,) = together(1, tasks.train, method, "equal", options)
-    assert all(difference(result, alone) < 1e-10 for result in ranks)
+@pytest.mark.parametrize("sharded", [False, True], ids=["", "sharded"])
+@pytest.mark.parametrize("method", ["VOGN", "IVON", "NoisyKFAC"])
+def test_groups_of_ranks_are_samples_of_one_process(method: str, sharded: bool) -> None:
+    """MC-parallel: ranks that read the same data and draw by themselves are one process with their samples."""
+    one = tasks.train_for_many(method, 2, {})
+    for result in together(2, tasks.train_in_groups, method, 1, {"sharded": sharded}):
+        assert difference(result, one) < 1e-10
+        assert result["losses"] == pytest.approx(one["losses"], rel=1e-10)
 
 
 @pytest.mark.parametrize("method", ["VOGN", "NoisyKFAC", "IVON"])

@@ -46,7 +46,7 @@ def test_the_others_do_not_wait_for_ever_when_one_fails() -> None:
 
 
 def test_groups_share_the_data_and_count_once() -> None:
-    ranks = on_ranks(4, tasks.train_in_groups, 2)
+    ranks = on_ranks(4, tasks.train_in_groups, "OGN", 2, {})
     (alone,) = on_ranks(1, tasks.train, "OGN", "equal", {})
     for result in ranks:
         for name, mean in alone["mean"].items():

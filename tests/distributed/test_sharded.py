@@ -23,16 +23,6 @@ def same(ranks: list[Any]) -> None:
                 assert np.array_equal(result[kind][name], value)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("size", "kind"), [(2, "unequal"), (2, "empty"), (4, "one example"), (4, "equal")])
-def test_equals_one_process(method: str, size: int, kind: str) -> None:
-    ranks = together(size, tasks.train, method, kind, {**METHODS[method], **SHARDED})
-    (alone,) = together(1, tasks.train, method, "equal", {**METHODS[method], **SHARDED})
-    same(ranks)
-    assert difference(ranks[0], alone) < 1e-10
-    assert ranks[0]["losses"] == pytest.approx(alone["losses"], rel=1e-10)
-
-
 @pytest.mark.parametrize("method", ["VOGN", "IVON", "BayesByBackprop", "NoisyKFAC"])
 def test_groups_with_their_own_numbers_that_come_late(method: str) -> None:
     whole = together(3, sharded_tasks.train_groups, method, {})

@@ -18,7 +18,7 @@ from credo.curvature.rules.linear import Linear
 from credo.curvature.rules.normalisation import BatchNorm
 from credo.curvature.rules.shared_input import SharedInputLinear
 from credo.curvature.vectorised import by_one_run, physically, refuse_backward
-from credo.errors import UnsupportedOperation
+from credo.errors import EmptyBatch, UnsupportedOperation
 from credo.kernels.scratch import give_back
 
 
@@ -43,6 +43,8 @@ class Stacks:
 
     def apply(self, operation: Operation, sources: tuple[Source | None, ...], watch: Watch) -> Any:
         """Runs a watched operation with each example's own weights."""
+        if operation.lead == 0:
+            raise EmptyBatch("the batch is empty: there is no example to give a sample to. Skip it.")
         if not self._at_once:
             return watch(self._slice(operation, sources), sources)
         if isinstance(operation, (Generic, BatchNorm)):

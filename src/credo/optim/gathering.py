@@ -55,7 +55,7 @@ class Gathered(ABC):
         counters: dict[str, int],
         loss: Tensor | None,
     ) -> Tensor | None:
-        """Every rank's sums become those of the whole batch; the loss is then the mean over all examples."""
+        """Every rank's sums become those of the whole batch; the loss is then that of all examples."""
         if shards.world.alone:
             return loss
         at_once = self.vectorized or bool(settings.get("vectorized"))
@@ -66,6 +66,7 @@ class Gathered(ABC):
             [gradients(parameters, mean_loss), *self.columns(parameters, mean_loss)],
             self.examples / max(self.samples, 1),
             None if loss is None else float(loss),
+            mean_loss,
             counters,
         )
         self.vectorized, self.samples = at_once, 1 if at_once else settings["mc_samples"]

@@ -28,7 +28,7 @@ class Counted:
     """What the ranks know together."""
 
     examples: float  # of one sample
-    loss: float | None  # the mean over all examples; None if nobody has one, as after blocks
+    loss: float | None  # of all examples, as the ranks' own are; None if nobody has one, as after blocks
     draws: int
 
 
@@ -38,12 +38,13 @@ def add_up(
     columns: Sequence[Column],
     examples: float,
     loss: float | None,
+    mean_loss: bool,
     counters: Mapping[str, int],
 ) -> Counted:
     """Gives every column its sums. `examples` is 0 on a rank whose share of the batch is empty."""
     step, draws = counters["step"] + counters["refused"], counters["draws"]
-    taken = float(examples > 0)
-    weighed = 0.0 if loss is None else examples
+    taken = float(examples > 0)  # else what is in `.grad` is left from the last step
+    weighed = 0.0 if loss is None else examples if mean_loss else taken
     numbers = [
         examples,
         loss * weighed if loss is not None and weighed else 0.0,
@@ -54,7 +55,7 @@ def add_up(
     ]
     row = _row(shards, numbers, columns, _widest(parameters))
     lengths = [len(column.owners) for column in columns]
-    weights = [column.unit * (examples if column.is_mean else 1.0) for column in columns]
+    weights = [column.unit * (examples if column.is_mean else taken) for column in columns]
     row.put(_flat_values(shards, columns), _repeated(weights, lengths))
     (total, losses, weighed, steps, sharers, all_draws), sums = row.add(
         _repeated([column.is_mean for column in columns], lengths)
@@ -62,7 +63,8 @@ def add_up(
     _check(shards, total, steps, step)
     for column, start in zip(columns, accumulate(lengths, initial=0), strict=False):
         _give(shards, column, sums[start : start + len(column.owners)])
-    return Counted(total, losses / weighed if weighed else None, round(all_draws / max(sharers, 1)))
+    common = losses / (weighed if mean_loss else 1.0) if weighed else None
+    return Counted(total, common, round(all_draws / max(sharers, 1)))
 
 
 def _row(shards: Shards, numbers: Sequence[float], columns: Sequence[Column], like: Tensor) -> Row:
