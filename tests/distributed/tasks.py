@@ -164,6 +164,20 @@ def build_differently(rank: int, size: int, what: str) -> str:
     return "built"
 
 
+def build_synchronised(rank: int, size: int, everywhere: bool) -> list[str]:
+    """What each method says of a model with SyncBatchNorm, on all ranks or on the last one only."""
+    said = []
+    for method in ("VOGN", "OGN", "IVON", "KFAC", "NoisyKFAC", "BayesByBackprop"):
+        model: nn.Module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        if everywhere or rank == size - 1:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        try:
+            optimizer_of(method, model)
+        except credo.errors.CredoError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
 def fail_on_one(rank: int, size: int) -> str:
     """An exception on one rank before its step: the others wait no longer than the timeout, and keep the mean."""
     model = network()

@@ -38,6 +38,18 @@ def test_a_difference_is_named_on_every_rank(what: str, named: str) -> None:
         assert "rank 1" in message
 
 
+@pytest.mark.parametrize(
+    ("everywhere", "words"),
+    [(True, "UnsupportedOperation: no gradients of single examples"), (False, "nn.SyncBatchNorm is []")],
+    ids=["on all ranks", "on one"],
+)
+def test_synchronised_normalisation_is_refused_with_the_remedy(everywhere: bool, words: str) -> None:
+    for said in on_ranks(2, tasks.build_synchronised, everywhere):
+        assert len(said) == 6
+        assert all(words in message for message in said)
+        assert not everywhere or all("average_buffers" in message for message in said)
+
+
 def test_the_others_do_not_wait_for_ever_when_one_fails() -> None:
     survivor, failed = on_ranks(2, tasks.fail_on_one, timeout=3.0)
     assert survivor == "mean in place"

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from credo.distributed import agree, world
+from credo.errors import UnsupportedOperation
 
 
 def join(optimizer: Optimizer, module: nn.Module | None) -> None:
@@ -15,10 +16,28 @@ def join(optimizer: Optimizer, module: nn.Module | None) -> None:
     everybody = world()
     if everybody.alone:
         return
-    agree(everybody, _facts(optimizer))
+    synchronised = _synchronised(module)
+    agree(everybody, {**_facts(optimizer), "nn.SyncBatchNorm": synchronised})
+    _refuse(synchronised)
     parameters = [p.detach() for group in optimizer.param_groups for p in group["params"]]
     buffers = [] if module is None else list(module.buffers())
     everybody.broadcast_([*parameters, *buffers])
+
+
+def _synchronised(module: nn.Module | None) -> list[str]:
+    named = [] if module is None else module.named_modules()
+    return [name or "the model" for name, part in named if isinstance(part, nn.SyncBatchNorm)]
+
+
+def _refuse(synchronised: list[str]) -> None:
+    """Their backward pass is a function of torch's own that asks the other ranks: no example's gradient by itself."""
+    if synchronised:
+        raise UnsupportedOperation(
+            f"no gradients of single examples through nn.SyncBatchNorm ({', '.join(synchronised)}), whose statistics "
+            "are of all ranks' examples. Leave out convert_sync_batchnorm: nn.BatchNorm takes each rank's own share, "
+            "and credo.distributed.average_buffers(model) makes the running statistics one before evaluation; or take "
+            "nn.GroupNorm or nn.LayerNorm."
+        )
 
 
 def _facts(optimizer: Any) -> dict[str, Any]:
