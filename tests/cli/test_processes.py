@@ -16,6 +16,7 @@ import pytest
 from credo import cli
 from credo.experiments.checkpoint import Checkpoints
 from credo.experiments.lock import locked
+from tests.continual import ranked as streamed
 from tests.distributed.processes import RankFailed, on_ranks
 from tests.experiments import ranked
 from tests.experiments.test_resume import assert_same
@@ -45,7 +46,7 @@ def test_exit_codes_and_words_of_all_ranks(tmp_path: Path) -> None:
         digits(tmp_path / "runs"),
         [*digits(tmp_path / "other"), "--set", "epochs2=1"],
         digits(tmp_path / "in use"),
-        ["run", "permuted-mnist", "--out", str(tmp_path)],
+        ["run", "permuted-mnist", "--set", "epochs=1", "--out", str(tmp_path)],
         [*digits(tmp_path / "absent"), "--resume"],
         [*digits(tmp_path / "groups"), "--set", "mc_groups=3"],
     ]
@@ -59,13 +60,22 @@ def test_exit_codes_and_words_of_all_ranks(tmp_path: Path) -> None:
         "compare with",
         "unknown key 'epochs2'",
         "is being written by",
-        "without torchrun",
+        "is a stream of tasks",
         "no checkpoint",
         "mc_groups",
     ]
     for expected, (_, one), (_, other) in zip(words, first, second, strict=True):
         assert (one + other).count(expected) == 1, (one, other)
     assert second[0][1] == ""
+
+
+def test_a_stream_of_tasks_is_run_by_all_and_told_by_one(tmp_path: Path) -> None:
+    first, second = on_ranks(2, streamed.command, free_ports(), tmp_path, joined=False)
+    assert (first[0], second[0]) == (0, 0), (first, second)
+    assert first[1].count("adam seed 1:") == 1
+    assert "table and figure:" in first[1]
+    assert second[1] == ""
+    assert (tmp_path / "permuted-mnist" / "cpu" / "table.md").exists()
 
 
 @pytest.mark.parametrize("what", ["failed", "killed"])

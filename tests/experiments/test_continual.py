@@ -1,5 +1,6 @@
 """Recipes of continual learning on data of a few pixels: every row, stopping and going on, the table and the figure."""
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from credo.experiments import continual, streams
 from credo.experiments.continual_recipe import ContinualRecipe
 from credo.experiments.continual_report import write_report
 from credo.experiments.continual_runs import CONTINUAL, continual_recipe_of, run_stream
-from credo.experiments.stopping import Stop, Terminated
+from credo.experiments.stopping import StopRequest, Terminated
 
 RECIPES = list(CONTINUAL.values())
 
@@ -56,14 +57,13 @@ def test_a_run_that_was_stopped_goes_on(name, after, tmp_path, monkeypatch):
     whole = continual.run(recipe, row, "cpu", 0, splits(), tmp_path / "whole")
     steps = 0
 
-    def check(request):
+    def asked(request):
         nonlocal steps
         steps += 1
-        if steps == after:
-            raise Stop
+        return signal.SIGTERM if steps == after else None
 
     with monkeypatch.context() as patched:
-        patched.setattr("credo.experiments.stopping.StopRequest.check", check)
+        patched.setattr(StopRequest, "signal", property(asked, lambda request, value: None), raising=False)
         with pytest.raises(Terminated):
             continual.run(recipe, row, "cpu", 0, splits(), tmp_path / "cut")
     again = continual.run(recipe, row, "cpu", 0, splits(), tmp_path / "cut")

@@ -72,15 +72,13 @@ def _run_stream(
     resume: bool,
 ) -> int:
     """A stream of tasks: another loop and another table than a single task's."""
-    if not world().alone:
-        raise InvalidValue(
-            f"{name} is a stream of tasks, which one process learns; start it without torchrun."
-        )
     if list(assignments) or resume:
         raise InvalidValue(f"{name} is a stream of tasks, for which --set and --resume are not there.")
     chosen: Size = "paper" if size == "paper" else "cpu"
-    print(run_stream(CONTINUAL[name], size=chosen, only=only, seeds=seeds, out=out, data_root=data))
-    print(f"table and figure: {out / name / size}")
+    table = run_stream(CONTINUAL[name], size=chosen, only=only, seeds=seeds, out=out, data_root=data)
+    if world().rank == 0:
+        print(table)
+        print(f"table and figure: {out / name / size}")
     return OK
 
 

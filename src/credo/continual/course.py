@@ -8,6 +8,7 @@ from torch import Tensor
 
 from credo.continual.learner import Learner
 from credo.continual.tasks import Task
+from credo.distributed import data_share
 from credo.errors import InvalidType, InvalidValue
 from credo.metrics import accuracy
 from credo.optim import arguments
@@ -28,7 +29,8 @@ def learn(
 ) -> list[list[float]]:
     """Learns the tasks in turn; row i of the result has the scores on the tasks 0 … i after learning task i.
 
-    `credo.metrics.average_accuracy`, `backward_transfer` and `forgetting` read it.
+    `credo.metrics.average_accuracy`, `backward_transfer` and `forgetting` read it. With a process group, all ranks call
+    this with the same tasks, and share every batch.
     """
     return Course(learner, tasks, epochs=epochs, batch_size=batch_size, seed=seed, score=score).run(watch)
 
@@ -60,6 +62,7 @@ class Course:
         self.steps = 0  # taken in all
         self.loss = float("nan")  # of the last step
         self.matrix: list[list[float]] = []
+        self._share, self._shares = data_share()  # which part of every batch is this process's
         self._part: Task | None = None  # what is trained on of the task under way
 
     def run(self, watch: Watch | None = None) -> list[list[float]]:
@@ -78,8 +81,9 @@ class Course:
             plan = self._plan(part)
             while self.batch < len(plan):
                 source, rows = plan[self.batch]
+                own = rows.tensor_split(self._shares)[self._share]
                 progress = (self.epoch + self.batch / len(plan)) / epochs
-                self.loss = self.learner.step(*source.batch(rows), progress, source.head)
+                self.loss = self.learner.step(*source.batch(own), progress, source.head)
                 self.batch, self.steps = self.batch + 1, self.steps + 1
                 watch(self)
             self.epoch, self.batch = self.epoch + 1, 0

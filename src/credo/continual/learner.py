@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from credo.continual.heads import MultiHead
 from credo.continual.tasks import Task
+from credo.distributed import world
 from credo.errors import CallOrderError, InvalidValue
 from credo.optim import arguments
 from credo.posterior.isolation import undisturbed
+from credo.predict import predict
 
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]  # (outputs, targets) → a loss for each example
 Annealing: TypeAlias = Callable[[float], float]  # progress in the task, 0 to 1 → factor of the learning rate
@@ -117,6 +119,16 @@ class Learner(ABC):
         """Answers to the test inputs of a task."""
         with self._using(task.head):
             return self._answers(task)
+
+    @final
+    def _predicted(self, posterior: Any, task: Task, samples: int = 1) -> Tensor:
+        """What the functions of a posterior say on average; of several processes each answers for a part."""
+        how: dict[str, Any] = {"samples": samples, "distributed": not world().alone}
+        if self.kind == "regression":
+            values: Tensor = predict(self.model, posterior, task.tests(), task="regression", **how).mean
+            return values
+        probabilities: Tensor = predict(self.model, posterior, task.tests(), **how).probs
+        return probabilities
 
     @final
     def _task_seed(self) -> int:

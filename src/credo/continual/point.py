@@ -11,9 +11,9 @@ from credo.continual.ewc import EWC, fisher
 from credo.continual.learner import Annealing, Learner, Loss, annealed, cross_entropies
 from credo.continual.priors import reset_parameters
 from credo.continual.tasks import Batch, Task
+from credo.distributed import SharedGradients, world
 from credo.errors import InvalidValue
 from credo.optim.arguments import number, option
-from credo.predict import predict
 
 MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -58,6 +58,7 @@ class Point(Learner):
         optimizer = self.make_optimizer(parameters)
         if self.joint or self.tasks == 0:
             reset_parameters(self.model, self._task_seed())
+        self._shared = SharedGradients(self.model, optimizer)
         if self.strength is None:
             return optimizer
         wrapped = EWC(optimizer, self.model, strength=self.strength, online=self.online)
@@ -65,24 +66,27 @@ class Point(Learner):
         return wrapped
 
     def _take_step(self, optimizer: Any, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Of several processes one may have no examples left; it steps with the gradients of the others."""
         optimizer.zero_grad()
-        loss = self.loss(self.model(inputs), targets).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self.loss(self.model(inputs), targets).mean() if len(inputs) else None
+        if loss is not None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        common = self._shared.average(None if loss is None else loss.detach(), len(inputs))
         optimizer.step()
-        return loss.detach()
+        return common
 
     def _consolidate(self, optimizer: Any, part: Task) -> None:
         if isinstance(optimizer, EWC):
             generator = torch.Generator().manual_seed(self._task_seed())
-            optimizer.consolidate(
-                fisher(self.model, _in_order(part), labels=self.labels, loss=self.loss, generator=generator)
+            found = fisher(
+                self.model, _in_order(part), labels=self.labels, loss=self.loss, generator=generator
             )
+            world().broadcast_(list(found.values()))
+            optimizer.consolidate(found)
             self._anchors = {"importance": optimizer.importance, "centre": optimizer.centre}
 
     def _answers(self, task: Task) -> Tensor:
-        if self.kind == "regression":
-            return predict(self.model, "mean", task.tests(), task="regression").mean
-        return predict(self.model, "mean", task.tests()).probs
+        return self._predicted("mean", task)
 
     def memory(self) -> dict[str, Any]:
         return {part: {name: t.clone() for name, t in held.items()} for part, held in self._anchors.items()}

@@ -15,7 +15,6 @@ from credo.continual.tasks import Task
 from credo.errors import CallOrderError, InvalidType
 from credo.optim.arguments import number, option, whole
 from credo.posterior import DiagonalPosterior, Posterior
-from credo.predict import predict
 
 # (model, N, the prior or None for the optimiser's own, seed) → an optimiser with .posterior()
 MakeOptimizer: TypeAlias = Callable[[nn.Module, int, Posterior | None, int], Any]
@@ -92,9 +91,7 @@ class Variational(Learner):
             raise CallOrderError("no task is finished yet, so there is no posterior to predict from")
         examples = joined(self._kept, task.head)
         posterior = self.posterior if examples is None else self._after_a_look(task.head, *examples)
-        if self.kind == "regression":
-            return predict(self.model, posterior, task.tests(), samples=self.samples, task="regression").mean
-        return predict(self.model, posterior, task.tests(), samples=self.samples).probs
+        return self._predicted(posterior, task, self.samples)
 
     def memory(self) -> dict[str, Any]:
         kept = [{"inputs": k.inputs, "targets": k.targets, "head": k.head} for k in self._kept]

@@ -3,6 +3,7 @@
 An optimiser that is built after `torch.distributed.init_process_group` finds its world by itself.
 """
 
+from credo.distributed.averaging import SharedGradients
 from credo.distributed.gathering import gather
 from credo.distributed.outcomes import outcome_of_all, outcome_of_first
 from credo.distributed.sharing_data import average_buffers, data_share
@@ -10,6 +11,7 @@ from credo.distributed.world import ALONE, World, agree, world, world_asked_for
 
 __all__ = [
     "ALONE",
+    "SharedGradients",
     "World",
     "agree",
     "average_buffers",

@@ -25,6 +25,7 @@ from credo.experiments.continual_recipe import ContinualRecipe, ContinualRow, Co
 from credo.experiments.lock import locked
 from credo.experiments.machine import provenance
 from credo.experiments.manifest import FORMAT_VERSION, read_signed, write_signed
+from credo.experiments.ranks import Ranks
 from credo.experiments.stopping import Stop, stop_request
 from credo.models import MLP
 
@@ -36,17 +37,22 @@ SAVE_EVERY = 60.0  # seconds between checkpoints inside a task
 def run(
     recipe: ContinualRecipe, row: ContinualRow, size: Size, seed: int, splits: Splits, out: Path
 ) -> dict[str, Any]:
-    """One method with one seed; a finished run is read and not repeated, one that was cut off goes on."""
+    """One method with one seed; a finished run is read and not repeated, one that was cut off goes on.
+
+    With a process group, all ranks call this; the folder must be one that all see, and rank 0 writes to it.
+    """
     folder, training = out / recipe.name / size / row.name / f"seed-{seed}", row.training(size)
     asked = {"recipe": recipe.name, "row": row.name, "size": size, "seed": seed, "tasks": recipe.tasks[size]}
     asked["training"] = {**asdict(training), "settings": dict(training.settings)}
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "lock"):
-        if (folder / FINISHED).exists():
-            return _finished(folder, asked)
-        tasks = tasks_of(recipe, recipe.tasks[size], splits, seed)
-        learner = learner_for(training, model_of(recipe, tasks), seed)
-        return _train(course_of(learner, training, tasks, seed), asked, folder)
+    ranks = Ranks()
+    ranks.refuse_differences(asked)
+    ranks.once(lambda: folder.mkdir(parents=True, exist_ok=True))
+    with ranks.held_once(locked(folder / "lock")):
+        if not ranks.once((folder / FINISHED).exists):
+            tasks = tasks_of(recipe, recipe.tasks[size], splits, seed)
+            learner = learner_for(training, model_of(recipe, tasks), seed)
+            _train(course_of(learner, training, tasks, seed), asked, folder, ranks)
+        return ranks.each(lambda: _finished(folder, asked))
 
 
 def tasks_of(recipe: ContinualRecipe, tasks: int, splits: Splits, seed: int) -> list[Task]:
@@ -68,12 +74,13 @@ def course_of(learner: Learner, training: ContinualTraining, tasks: list[Task], 
     return Course(learner, tasks, epochs=training.epochs, batch_size=training.batch_size, seed=seed)
 
 
-def _train(course: Course, asked: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _train(course: Course, asked: dict[str, Any], folder: Path, ranks: Ranks) -> None:
     """Goes on from the last checkpoint, saves now and then, and once more when asked to stop."""
     checkpoints, before = Checkpoints(folder / "checkpoint"), 0.0
-    saved = checkpoints.load_last()
+    saved = ranks.each(checkpoints.load_last)
     if saved is not None:
         _refuse_another(folder, saved["asked"], asked)
+        ranks.warn_of_another_number(saved.get("processes", 1))
         course.load_state_dict(saved["course"])
         before = saved["seconds"]
     started = last = time.monotonic()
@@ -84,15 +91,18 @@ def _train(course: Course, asked: dict[str, Any], folder: Path) -> dict[str, Any
             "asked": asked,
             "course": course.state_dict(),
             "seconds": before + time.monotonic() - started,
+            "processes": ranks.size,
         }
-        checkpoints.save(epoch, course.steps, state)
+        ranks.once(lambda: str(checkpoints.save(epoch, course.steps, state)))
 
     with stop_request() as request:
 
         def watch(course: Course) -> None:
             nonlocal last
-            request.check()
-            if time.monotonic() - last > SAVE_EVERY:
+            signal, due = ranks.largest(request.signal or 0, time.monotonic() - last > SAVE_EVERY)
+            if signal:
+                raise Stop(signal)
+            if due:
                 save()
                 last = time.monotonic()
 
@@ -101,10 +111,11 @@ def _train(course: Course, asked: dict[str, Any], folder: Path) -> dict[str, Any
         except Stop as stop:
             save()
             stop.leave()
-    return _write_result(course, asked, before + time.monotonic() - started, folder)
+    seconds = before + time.monotonic() - started
+    ranks.once(lambda: _write_result(course, asked, seconds, folder))
 
 
-def _write_result(course: Course, asked: dict[str, Any], seconds: float, folder: Path) -> dict[str, Any]:
+def _write_result(course: Course, asked: dict[str, Any], seconds: float, folder: Path) -> None:
     result = {
         "format": FORMAT_VERSION,
         **asked,
@@ -118,7 +129,6 @@ def _write_result(course: Course, asked: dict[str, Any], seconds: float, folder:
     }
     write_signed(folder / FINISHED, result)
     Checkpoints(folder / "checkpoint").clear()
-    return result
 
 
 def _finished(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from credo.experiments.continual import run
 from credo.experiments.continual_recipe import ContinualRecipe, Size
 from credo.experiments.continual_report import write_report
 from credo.experiments.names import known
+from credo.experiments.ranks import Ranks
 from credo.experiments.recipes import permuted_mnist, split_mnist
 from credo.experiments.run import seed_list
 
@@ -40,11 +41,13 @@ def run_stream(
     names = [row.name for row in recipe.rows]
     asked = [known(f"row of {recipe.name}:", name, names) for name in only] or names
     numbers = seed_list(recipe.seeds[size] if seeds is None else seeds)
-    splits, results = load(recipe.data, data_root), dict[str, list[dict[str, Any]]]()
+    ranks, results = Ranks(), dict[str, list[dict[str, Any]]]()
+    splits = ranks.each(lambda: load(recipe.data, data_root))
     for seed in numbers:
         for row in (row for row in recipe.rows if row.name in asked):
             result = run(recipe, row, size, seed, splits, Path(out))
             results.setdefault(row.name, []).append(result)
             score, seconds = 100 * result["average_accuracy"], result["seconds"]
-            say(f"{row.name} seed {seed}: {score:.2f} % in {seconds:.0f} s")
-    return write_report(recipe, size, results, Path(out) / recipe.name / size)
+            if ranks.is_first:
+                say(f"{row.name} seed {seed}: {score:.2f} % in {seconds:.0f} s")
+    return ranks.once(lambda: write_report(recipe, size, results, Path(out) / recipe.name / size))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from credo.distributed import SharedGradients
 from credo.errors import NonFiniteError
-from credo.experiments.averaging import SharedGradients
 from credo.experiments.tasks import Task
 from credo.kernels.update import all_finite
 from credo.optim.base import BayesianOptimizer

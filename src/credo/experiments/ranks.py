@@ -44,7 +44,14 @@ class Ranks:
     def warn(self, message: str) -> None:
         """Once, not once a rank."""
         if self.is_first:
-            warnings.warn(message, stacklevel=3)
+            warnings.warn(message, stacklevel=4)
+
+    def warn_of_another_number(self, before: int) -> None:
+        if before != self.size:
+            self.warn(
+                f"the checkpoint was written by {before} process(es), and here are {self.size}: the run goes on, and "
+                "is not bitwise what it would have been."
+            )
 
     def refuse_differences(self, facts: Mapping[str, Any]) -> None:
         """An error on all ranks that names the first fact in which they differ."""

@@ -115,10 +115,7 @@ class RunState:
 
     def _start_with_others(self, before: int) -> None:
         """Another number of ranks than saved: the sums stay with rank 0, and the others begin new streams."""
-        self.ranks.warn(
-            f"the checkpoint was written by {before} process(es), and here are {self.ranks.size}: the run goes on, and "
-            "is not bitwise what it would have been."
-        )
+        self.ranks.warn_of_another_number(before)
         if not self.ranks.is_first:
             self.running.sums.zero_()
         self.ranks.part_streams(self.device, self.batches.seed, self.step)

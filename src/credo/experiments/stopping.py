@@ -35,10 +35,6 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
 
-    def check(self) -> None:
-        if self.signal is not None:
-            raise Stop(self.signal)
-
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:

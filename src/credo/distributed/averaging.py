@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from credo.distributed import agree, world
+from credo.distributed.world import agree, world
 
 
 @final
