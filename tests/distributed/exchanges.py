@@ -120,10 +120,10 @@ def scores(rank: int, size: int) -> dict[str, float]:
     return credo.evaluate(here, y[own], ood=strange, distributed=True)
 
 
-def fault(rank: int, size: int, what: str) -> dict[str, Any]:
+def fault(rank: int, size: int, what: str, method: str = "VOGN", sharded: bool = False) -> dict[str, Any]:
     """Two good steps, then something happens to the last rank."""
     model, last = network(), rank == size - 1
-    optimizer = optimizer_of("VOGN", model)
+    optimizer = optimizer_of(method, model, sharded=sharded)
     for x, y in batches()[:2]:
         one_step(optimizer, model, x, y)
     mean = [p.detach().clone() for p in model.parameters()]

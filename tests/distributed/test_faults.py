@@ -23,6 +23,14 @@ def test_a_rank_that_is_gone_or_silent(what: str) -> None:
         assert other["mean in place"]
 
 
+@pytest.mark.parametrize("method", ["VOGN", "IVON", "NoisyKFAC"])
+def test_a_rank_that_is_killed_and_had_a_part_of_the_state(method: str) -> None:
+    survivor, other = on_ranks(2, exchanges.fault, "killed", method, True, timeout=TIMEOUT)
+    assert survivor["ended"].startswith("RankLost: rank 0 has waited for the other ranks in vain")
+    assert survivor["mean in place"]
+    assert isinstance(other, RankFailed)
+
+
 def test_ranks_at_different_steps_are_told_so_on_all() -> None:
     for result in on_ranks(2, exchanges.fault, "another step"):
         assert result["ended"].startswith("CallOrderError: ranks are at different steps")
