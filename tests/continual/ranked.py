@@ -3,13 +3,14 @@
 import os
 import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 import credo
 from credo.continual import Course, Learner, MultiHead, Point, Task, Variational
@@ -54,9 +55,24 @@ def learnt(rank: int, size: int, name: str, heads: bool) -> dict[str, Any]:
     model = with_heads() if heads else streams.network(seed=rank).double()
     course = Course(LEARNERS[name](model), tasks(heads), epochs=2, batch_size=30)
     losses: list[float] = []
-    matrix = course.run(lambda course: losses.append(course.loss))
+    with counted(course.learner) as examples:
+        matrix = course.run(lambda course: losses.append(course.loss))
     weights = {key: np.array(value.tolist()) for key, value in model.state_dict().items()}
-    return {"matrix": matrix, "losses": losses, "weights": weights}
+    return {"matrix": matrix, "losses": losses, "weights": weights, "examples": examples}
+
+
+@contextmanager
+def counted(learner: Learner) -> Iterator[list[int]]:
+    """How many examples each step of this process is on."""
+    found: list[int] = []
+    original = learner.step
+
+    def step(inputs: Tensor, *rest: Any) -> float:
+        found.append(len(inputs))
+        return original(inputs, *rest)
+
+    with patch.object(learner, "step", step):
+        yield found
 
 
 def run(rank: int, size: int, out: Path, row: str, stop_at: int | None = None) -> dict[str, Any]:

@@ -12,7 +12,10 @@ from tests.distributed.crews import together
 @pytest.mark.parametrize("name", ranked.LEARNERS)
 def test_equals_one_process(name: str, heads: bool) -> None:
     alone = ranked.learnt(0, 1, name, heads)
-    for result in together(2, ranked.learnt, name, heads):
+    ranks = together(2, ranked.learnt, name, heads)
+    assert [sum(shares) for shares in zip(*(r["examples"] for r in ranks), strict=True)] == alone["examples"]
+    assert 0 in ranks[1]["examples"]
+    for result in ranks:
         assert result["matrix"] == alone["matrix"]
         assert result["losses"] == pytest.approx(alone["losses"], rel=1e-9)
         for key, value in alone["weights"].items():
