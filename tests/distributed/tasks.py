@@ -135,6 +135,19 @@ def train_with_nan(rank: int, size: int, method: str) -> dict[str, Any]:
     return described(model, optimizer, [])
 
 
+def empty_after_nan(rank: int, size: int, options: dict[str, Any]) -> dict[str, int]:
+    """A step of NaN, which is refused and leaves NaN in `.grad`; then one in which the last rank has no examples."""
+    model = network()
+    optimizer = optimizer_of("VOGN", model, **options)
+    (x, y), (others, labels) = batches()[:2]
+    one_step(optimizer, model, x * math.nan, y)
+    if rank == size - 1:
+        optimizer.step()
+    else:
+        one_step(optimizer, model, others, labels)
+    return dict(optimizer.counters)
+
+
 def noises(rank: int, size: int, method: str, options: dict[str, Any]) -> list[float]:
     """The sample that this rank sees in its second step, as distances from the mean."""
     model = network()

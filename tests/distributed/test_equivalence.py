@@ -100,3 +100,9 @@ def test_a_nan_on_one_rank_is_refused_by_all(method: str) -> None:
         for name, mean in ranks[0]["mean"].items():
             assert np.array_equal(result["mean"][name], mean)
             assert np.isfinite(mean).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"sharded": True}], ids=str)
+def test_what_a_refused_step_left_says_nothing_for_an_empty_rank(options: dict[str, Any]) -> None:
+    for counters in together(2, tasks.empty_after_nan, options):
+        assert (counters["step"], counters["refused"]) == (1, 1)
