@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from credo.curvature.subjects import Subjects, buffers_of
 from credo.distributed import World, world
 from credo.errors import CallOrderError, EmptyBatch
-from credo.kernels.scratch import expect_large_blocks
 from credo.kernels.update import all_finite
 from credo.optim import arguments, checkpoints, checks
 from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
@@ -53,7 +52,6 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self.counters = {"step": 0, "draws": 0, "refused": 0, "refused_in_a_row": 0}
         self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
         self._start_afresh()
-        expect_large_blocks()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
         join(self, self._module_now())
 
@@ -276,7 +274,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self._shards = self._kind_of_shards(self._world, bool(self.settings.get("sharded")))
 
     def _stream(self, rank: int | None = None, draw: int | None = None) -> int:
-        """The number of a draw, by default this rank's next one, among all ranks'; they may share one row of samples."""
+        """The number of a draw among all ranks', by default this rank's next; they may share one row of samples."""
         own = 0 if self.settings.get("shared_noise") else self._world.rank if rank is None else rank
         return own << 48 | (self.counters["draws"] if draw is None else draw)
 

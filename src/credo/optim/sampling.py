@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from credo.kernels.noise import Kept
+from credo.kernels.scratch import expect_large_blocks
 
 
 class _Away(NamedTuple):
@@ -29,6 +30,7 @@ class MeanKeeper:
         self._rooms: dict[int, Tensor] = {}
         self._away: dict[int, _Away] = {}
         self._late = False
+        expect_large_blocks()  # what comes and goes with every backward pass stays at hand too
 
     @contextmanager
     def in_place(self, draw: Callable[[], None]) -> Iterator[None]:
