@@ -79,6 +79,39 @@ def test_any_layer(mode: str, sizes: tuple[int, ...]) -> None:
         assert_close(own, truth)
 
 
+@every_mode
+@every_type
+@pytest.mark.parametrize(
+    "shape", [(3, 4, 5, 3), (1, 2, 3, 4), (2, 0, 4, 5), (5, 130, 33, 13), (4, 300, 70, 100)]
+)
+def test_samples_that_share_an_input(shape: tuple[int, ...], dtype: torch.dtype, mode: str) -> None:
+    samples, examples, inputs, outputs = shape
+    x, g = random(examples, inputs, dtype=dtype), random(samples, examples, outputs, seed=1, dtype=dtype)
+    with forced(mode):
+        actual = layer_sums(x, g)
+    rows = g.flatten(0, 1)
+    truth = *oracle(x.repeat(samples, 1)[:, None], rows[:, None]), rows.double().sum(0)
+    for own, true in zip(actual, (*truth, rows.double().square().sum(0)), strict=True):
+        assert_close(own, true)
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+@pytest.mark.parametrize("shape", [(1, 600, 70, 100), (4, 300, 70, 40)])
+def test_threads_change_no_bit_of_a_layer(shape: tuple[int, ...], mode: str) -> None:
+    samples, examples, inputs, outputs = shape
+    x, g = random(examples, inputs).float(), random(samples, examples, outputs, seed=1).float()
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            with forced(mode):
+                results.append(layer_sums(x, g))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(own, first) for own, first in zip(other, results[0], strict=True))
+
+
 @every_type
 @pytest.mark.parametrize("shape", [(4, 5, 3), (1, 1, 1), (0, 4, 5), (100, 64, 10)])
 def test_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from credo.kernels import forced, noise
-from credo.kernels.stacked_noise import sample_stacks_
-from tests.kernels.modes import every_mode, every_type
+from credo.kernels.stacked_noise import sample_rows_, sample_stacks_
+from tests.kernels.modes import TOLERANCE, every_mode, every_type
 
 SHAPES = [(7, 41), (64,), (1,), (3, 5, 13), (300, 70)]  # whole tiles and pieces of them
 INDICES = [4, 0, 9, 2, 7]
@@ -49,3 +49,53 @@ def test_threads_change_nothing(mode: str) -> None:
             torch.set_num_threads(before)
         results.append(stacks)
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+SEEDS = [3, 2**63 - 1, 0, 77]
+
+
+def rows_of(means: list[Tensor], variances: list[Tensor], seeds: list[int]) -> list[Tensor]:
+    stacks = [torch.empty(len(seeds), *mean.shape, dtype=mean.dtype) for mean in means]
+    sample_rows_(stacks, means, variances, seeds)
+    return stacks
+
+
+@every_mode
+@every_type
+def test_rows_are_one_stretch_of_noise_for_all_tensors(mode: str, dtype: torch.dtype) -> None:
+    """No tensor but the first begins with a tile."""
+    means, variances = tensors(1, dtype), tensors(2, dtype)
+    with forced(mode):
+        stacks = rows_of(means, variances, SEEDS)
+    for k, seed in enumerate(SEEDS):
+        row = torch.empty(sum(mean.numel() for mean in means), dtype=dtype)
+        noise.normal_(row, seed, 0)
+        parts = row.split([mean.numel() for mean in means])
+        for stack, mean, variance, part in zip(stacks, means, variances, parts, strict=True):
+            truth = mean + part.view(mean.shape) * variance.sqrt()
+            torch.testing.assert_close(stack[k], truth, rtol=0, atol=10 * TOLERANCE[dtype])
+
+
+@every_mode
+def test_rows_do_not_depend_on_threads_or_on_how_many_are_drawn(mode: str) -> None:
+    means, variances = tensors(1, torch.float32), tensors(2, torch.float32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with forced(mode):
+            together = rows_of(means, variances, SEEDS)
+            torch.set_num_threads(1)
+            apart = [rows_of(means, variances, [seed]) for seed in SEEDS]
+    finally:
+        torch.set_num_threads(before)
+    for k, stack in enumerate(together):
+        assert torch.equal(stack, torch.cat([single[k] for single in apart]))
+
+
+def test_rows_of_mixed_types_and_layouts() -> None:
+    """By the twin: the same numbers."""
+    means, variances = tensors(1, torch.float64), tensors(2, torch.float64)
+    truth = rows_of(means, variances, SEEDS)
+    means[0], means[3] = means[0].T.contiguous().T, means[3].float()
+    for stack, own in zip(rows_of(means, variances, SEEDS), truth, strict=True):
+        torch.testing.assert_close(stack.double(), own, rtol=0, atol=1e-6)

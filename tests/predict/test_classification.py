@@ -140,3 +140,31 @@ def test_outputs_with_logits_are_understood() -> None:
     torch.testing.assert_close(
         predict(model, nested, rows()).probs, predict(model.inner, direct, rows()).probs
     )
+
+
+@pytest.mark.parametrize("classes", [2, 15, 16, 40])
+@pytest.mark.parametrize("samples", [1, 5])
+def test_few_and_many_classes(classes: int, samples: int) -> None:
+    """Below and above where the classes change places in memory."""
+    model, x = nn.Linear(4, classes).double(), rows(6).double()
+    q = around(model, 0.5)
+    truth = loop_oracle(model, q, x, samples, seed=2)
+    found = predict(model, q, x, samples=samples, seed=2, keep_samples=True)
+    expected = torch.distributions.Categorical(truth).entropy().mean(0)
+    torch.testing.assert_close(found.samples, truth)
+    torch.testing.assert_close(found.probs, truth.mean(0))
+    torch.testing.assert_close(found.expected_entropy, expected)
+    assert found.probs.is_contiguous()
+    assert found.log_probs.is_contiguous()
+
+
+def test_an_impossible_class_has_no_entropy() -> None:
+    class Masked(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([super().forward(x), torch.full((len(x), 1), -math.inf)], 1)
+
+    model = Masked(4, 2)
+    found = predict(model, around(model), rows(), samples=4)
+    assert bool((found.probs[:, 2] == 0).all())
+    assert bool(found.expected_entropy.isfinite().all())
+    assert bool((found.expected_entropy <= math.log(2)).all())

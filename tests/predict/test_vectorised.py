@@ -4,12 +4,17 @@ import gc
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from credo.models import LeNet5
 from credo.posterior import DiagonalPosterior
+from credo.posterior.stand_in import StandIn
 from credo.predict import draws, predict, sampled
+from credo.predict.inputs import Batch
+from credo.predict.outputs import logits
 from credo.predict.plan import LOOP, Meter, Plan, choose
+from credo.predict.vectorise import _product, run_together
 from tests.predict.models import CASES, around, images, mlp, rows
 
 
@@ -153,3 +158,67 @@ def test_a_model_that_writes_to_its_weights_does_not_spoil_the_next_prediction()
     q = around(model)
     first = predict(model, q, rows(), samples=4, vectorise=False).probs
     assert torch.equal(predict(model, q, rows(), samples=4, vectorise=False).probs, first)
+
+
+class Reuses(nn.Module):
+    """Answers in the same memory at every call, as a captured graph does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.kept = nn.Linear(4, 3), torch.empty(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept[: len(x)] = self.fc(x)
+        return self.kept[: len(x)]
+
+
+@pytest.mark.parametrize("small", [1, 100, 10**6], ids=["each by itself", "two", "all"])
+def test_answers_that_wait_for_each_other_are_their_own(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
+    monkeypatch.setattr(sampled, "SMALL_ANSWERS", small)
+    model, x = Reuses(), rows(5)
+    found = predict(model, around(model), x, samples=7, vectorise=False, keep_samples=True).samples
+    draws = around(model).sample_many(torch.Generator().manual_seed(0), 7)
+    truth = torch.baddbmm(
+        draws["fc.bias"].unsqueeze(1), x.expand(7, 5, 4), draws["fc.weight"].transpose(1, 2)
+    )
+    assert found is not None
+    torch.testing.assert_close(found, truth.softmax(-1))
+
+
+class Linears(nn.Module):
+    """Linear layers in all the ways that a batched product must tell apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.bare, self.last = nn.Linear(4, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.first(x) + self.bare(x)
+        sequence = self.first(torch.stack([rows, x], 1))  # (M, 2, 4)
+        single = self.last(rows[0])
+        named = F.linear(rows, weight=self.last.weight, bias=self.last.bias)
+        return self.last(sequence).sum(1) + single + named + F.linear(rows.T.contiguous().T, self.last.weight)
+
+
+@pytest.mark.parametrize("unknown", [(), ("first.bias",), ("last.weight",), ("last.weight", "last.bias")])
+def test_linear_layers_of_many_functions(unknown: tuple[str, ...]) -> None:
+    """Also where there are no draws of a parameter, which is then the model's for all functions."""
+    model = Linears().double()
+    stand_in, x, whole = StandIn(model), rows(6).double(), around(model)
+    draws = {n: t for n, t in whole.sample_many(None, 9).items() if n not in unknown}
+    with torch.no_grad():
+        (together,) = run_together(stand_in, draws, Batch((x,)), logits, channels_last=False)
+        for k, answer in enumerate(together):
+            stand_in.load({name: stack[k] for name, stack in draws.items()})
+            torch.testing.assert_close(answer, stand_in.module(x), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("place", [None, 0, 1, 2])
+def test_a_product_finds_the_functions_wherever_they_are(place: int | None) -> None:
+    weights, biases, own = torch.randn(6, 3, 4), torch.randn(6, 3), torch.randn(6, 5, 4)
+    rows = own[0] if place is None else own.movedim(0, place)
+    found, at = _product((rows, weights, biases), (place, 0, 0))
+    assert at == 0
+    for k in range(6):
+        truth = F.linear(own[0 if place is None else k], weights[k], biases[k])
+        torch.testing.assert_close(found[k], truth, rtol=1e-4, atol=1e-5)

@@ -1,6 +1,6 @@
 """What a block may do to a watched operation before it runs: give it many weights, or have it leave its factors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from credo.curvature.operation import Operation
@@ -12,6 +12,9 @@ Watch = Callable[[Operation, tuple[Source | None, ...]], Any]
 class Arrangement(Protocol):
     def apply(self, operation: Operation, sources: tuple[Source | None, ...], watch: Watch) -> Any:
         """Runs the operation, or what takes its place, by `watch`."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs a call without parameters, or what takes its place."""
 
     def refuse_backward(self) -> None:
         """Raises where no backward pass may begin."""

@@ -61,7 +61,7 @@ class Interception(TorchFunctionMode):
         """A call without a parameter, as it is; what it makes of constants alone is a constant."""
         if func in ENGINE_CALLS:
             return self._run_engine(func, args, kwargs)
-        result = func(*args, **kwargs)
+        result = func(*args, **kwargs) if self._stacks is None else self._stacks.run(func, args, kwargs)
         if (self._provenance.constants or func is torch.arange) and isinstance(result, Tensor):
             self._note_constant(func, args, result)
         return result

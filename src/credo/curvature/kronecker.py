@@ -7,9 +7,10 @@ respect to its output. Layers with positions (sequences, convolutions) are in `c
 such a rule, and every weight that is used more than once, keeps its exact squared gradients instead.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +55,9 @@ class Factoring:
         weight = None if operation.layer is None else sources[operation.layer[0]]
         has_factors = weight is not None and weight.is_parameter
         return watch(Factored(operation, sources, self) if has_factors else operation, sources)
+
+    def run(self, func: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        return func(*args, **kwargs)
 
     def refuse_backward(self) -> None:
         """Any number of backward passes may run."""

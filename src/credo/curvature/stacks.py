@@ -5,7 +5,7 @@ sees its own. *Vectorised*: every sample sees the whole batch, under `torch.vmap
 the samples are folded into the examples, (K, M, …) → (K·M, …), and are slices again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -16,36 +16,38 @@ from credo.curvature.provenance import Source
 from credo.curvature.rules import Generic, Sliced
 from credo.curvature.rules.linear import Linear
 from credo.curvature.rules.normalisation import BatchNorm
-from credo.curvature.rules.shared_input import SharedInputLinear
-from credo.curvature.vectorised import by_one_run, physically, refuse_backward
+from credo.curvature.rules.stacked_linear import StackedLinear
+from credo.curvature.vectorised import Level, Placed, is_loss_of_rows, refuse_backward
 from credo.errors import EmptyBatch, UnsupportedOperation
-from credo.kernels.scratch import give_back
+from credo.kernels.scratch import expect_large_blocks, give_back
 
 
 class Stacks:
     """`weights`: id of a parameter → (S, *shape). Parameters that are not in it have one value."""
 
     def __init__(self, weights: dict[int, Tensor], samples: int):
-        self._weights, self._samples = weights, samples
-        self._at_once = False  # whether a closure is running under vmap
+        self._weights, self._samples, self._level = weights, samples, Level(samples)
+        expect_large_blocks()
 
     def __del__(self) -> None:
         give_back(self._weights.values())  # for the next step; a graph that still has them can run no more
 
     def vectorised(self, closure: Callable[[], Tensor]) -> Tensor:
         """The closure's losses for all samples, (K, M) or (K,), by one run of it."""
-        self._at_once = True
-        try:
-            losses: Tensor = by_one_run(closure, self._samples)
-        finally:
-            self._at_once = False
+        losses: Tensor = self._level.run(closure)
         return losses
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call without parameters, of all samples at once."""
+        if self._level.active and is_loss_of_rows(func, args, kwargs):
+            return self._level.cross_entropy(args, kwargs)
+        return func(*args, **kwargs)
 
     def apply(self, operation: Operation, sources: tuple[Source | None, ...], watch: Watch) -> Any:
         """Runs a watched operation with each example's own weights."""
         if operation.lead == 0:
             raise EmptyBatch("the batch is empty: there is no example to give a sample to. Skip it.")
-        if not self._at_once:
+        if not self._level.active:
             return watch(self._slice(operation, sources), sources)
         if isinstance(operation, (Generic, BatchNorm)):
             raise UnsupportedOperation(
@@ -53,25 +55,31 @@ class Stacks:
                 "vectorized=False."
             )
 
-        def physical(tensors: tuple[Any, ...], dims: tuple[int | None, ...]) -> Any:
-            if self._is_shared_input(operation, tensors, dims):
-                weights, biases = (self._weights.get(id(t)) for t in tensors[1:])
-                return watch(SharedInputLinear(tensors, weights, biases), sources)  # type: ignore[arg-type]
-            twin = operation.on(
-                [self._fold(operation, *column) for column in zip(tensors, dims, sources, strict=True)]
-            )
+        def physical(tensors: tuple[Any, ...], places: tuple[int | None, ...]) -> Placed:
+            x, place = tensors[0], places[0]
+            common = place is None and x.dim() == 2 and not x.requires_grad  # the first layer
+            if (common or (place == 0 and x.dim() == 3)) and self._is_one_product(operation, tensors):
+                return watch(self._product(tensors, common), sources), 0
+            folded = [self._fold(operation, *column) for column in zip(tensors, places, sources, strict=True)]
+            twin = operation.on(folded)
             twin.lead, twin.merged_from = operation.lead * self._samples, None
-            return watch(self._slice(twin, sources), sources)
+            out, axis = watch(self._slice(twin, sources), sources), operation.axis
+            return out.unflatten(axis, (self._samples, out.shape[axis] // self._samples)), axis
 
-        return physically(physical, operation.tensors, operation.axis)
+        return self._level.physically(physical, operation.tensors)
 
-    def _is_shared_input(
-        self, operation: Operation, tensors: tuple[Any, ...], dims: tuple[int | None, ...]
-    ) -> bool:
-        """A linear layer on rows that all samples see, which need no gradient: the first layer."""
-        first = isinstance(operation, Linear) and dims[0] is None and operation.axis == 0
-        rows = first and tensors[0].dim() == 2 and not tensors[0].requires_grad
-        return rows and all(t is None or id(t) in self._weights for t in tensors[1:])
+    def _is_one_product(self, operation: Operation, tensors: tuple[Any, ...]) -> bool:
+        """A linear layer all of whose parameters have many values."""
+        return (
+            isinstance(operation, Linear)
+            and operation.axis == 0
+            and all(t is None or id(t) in self._weights for t in tensors[1:])
+        )
+
+    def _product(self, tensors: tuple[Any, ...], common: bool = False) -> StackedLinear:
+        weights, biases = (self._weights.get(id(t)) for t in tensors[1:])
+        assert weights is not None
+        return StackedLinear(tensors, weights, biases, common)
 
     def _fold(self, operation: Operation, tensor: Any, dim: int | None, source: Source | None) -> Any:
         """(K, M, …) → (K·M, …) for data; what all samples share is repeated."""
@@ -86,10 +94,15 @@ class Stacks:
         return repeated.flatten(axis, axis + 1)
 
     def refuse_backward(self) -> None:
-        if self._at_once:
+        if self._level.active:
             refuse_backward()
 
     def _slice(self, operation: Operation, sources: tuple[Source | None, ...]) -> Operation:
+        """The operation with as many weights as there are slices; slices of equal numbers of rows are one product."""
+        x, rows_are_examples = operation.tensors[0], operation.merged_from is None
+        equal = rows_are_examples and operation.lead % self._samples == 0
+        if equal and x is not None and x.dim() == 2 and self._is_one_product(operation, operation.tensors):
+            return self._product(operation.tensors)
         stacks = {
             k: self._weights[id(s.tensor)]
             for k, s in enumerate(sources)

@@ -1,49 +1,131 @@
-"""Under `torch.vmap`: operations that see all samples at once, as one longer batch.
+"""All samples of a step by one run of the closure: one level of `torch.vmap`, opened by hand.
 
-vmap's own way to a custom rule, an autograd function with a `vmap` method, gives the same and takes longer than
-many an operation on a small network; its rule for cross-entropy is a dozen operations.
+An operation then either has vmap's own rule or runs outside of it, on tensors with the samples as one more dimension.
+`torch.vmap` itself would first pack and unpack arguments, and its way to a rule of one's own is an autograd function
+with a `vmap` method; on a small network each takes longer than an operation does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C import _functorch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode
 
-from credo.errors import CallOrderError
+from credo.errors import CallOrderError, UnsupportedOperation
+from credo.kernels.layout import NARROW
 
-Physical = Callable[
-    [tuple[Any, ...], tuple[int | None, ...]], Tensor
-]  # of tensors, and where their samples are
+MANY = 512  # narrow rows from which on their softmax takes longer than to transpose them
+
+Placed = tuple[Tensor, int]  # a tensor, and which of its dimensions counts the samples
+Physical = Callable[[tuple[Any, ...], tuple[int | None, ...]], Placed]
 
 
-def physically(run: Physical, tensors: Sequence[Tensor | None], axis: int) -> Tensor:
-    """What `run` makes, outside of vmap, of the tensors with their samples: (…, K·M, …), the rows at `axis`."""
-    interpreter: Any = retrieve_current_functorch_interpreter()
-    level, samples = interpreter.level(), interpreter.batch_size()
-    pairs = [(None, None) if t is None else _functorch._unwrap_batched(t, level) for t in tensors]
-    with interpreter.lower():
-        out = run(tuple(t for t, _ in pairs), tuple(dim for _, dim in pairs))
-        out = out.unflatten(axis, (samples, out.shape[axis] // samples))  # type: ignore[no-untyped-call]
-    batched: Tensor = _functorch._add_batch_dim(out, axis, level)
-    return batched
+class Level:
+    """The run of a closure for `samples` at once; `randomness` as for `torch.vmap`."""
+
+    def __init__(self, samples: int, randomness: str = "different"):
+        self.samples, self.active = samples, False
+        self._randomness, self._number = randomness, 0
+
+    def run(self, closure: Callable[[], Any]) -> Any:
+        """The tensor that the closure returns, or a tuple of some, samples first: (K, …); anything else as it is."""
+        lazy_load_decompositions()
+        self._number, self.active = _functorch._vmap_increment_nesting(self.samples, self._randomness), True
+        try:
+            result = closure()
+            return (
+                tuple(map(self._unwrapped, result)) if isinstance(result, tuple) else self._unwrapped(result)
+            )
+        finally:
+            _functorch._vmap_decrement_nesting()
+            self.active = False
+
+    def _unwrapped(self, result: Any) -> Any:
+        if not isinstance(result, Tensor):
+            return result
+        (tensor,), (place,) = self.unwrapped([result])
+        lowered = _functorch.pop_dynamic_layer_stack()
+        try:
+            return tensor.expand(self.samples, *tensor.shape) if place is None else tensor.movedim(place, 0)
+        finally:
+            _functorch.push_dynamic_layer_stack(lowered)
+
+    def batched(self, stack: Tensor) -> Tensor:
+        """What every sample sees as its own row of a stack (K, …)."""
+        return _functorch._add_batch_dim(stack, 0, self._number)
+
+    def unwrapped(self, tensors: Sequence[Tensor | None]) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
+        """The tensors with their samples, and the places of these: None for what all samples share."""
+        pairs = [(None, None) if t is None else _functorch._unwrap_batched(t, self._number) for t in tensors]
+        return tuple(t for t, _ in pairs), tuple(place for _, place in pairs)
+
+    def physically(self, run: Physical, tensors: Sequence[Tensor | None]) -> Tensor:
+        """What `run` makes, outside of vmap, of the tensors with their samples and the places of these."""
+        if _functorch.peek_interpreter_stack().level() != self._number:
+            raise UnsupportedOperation(
+                "vectorized=True runs the closure under torch.vmap, and a function transform inside of it (vmap, grad, "
+                "jvp) cannot be followed. Use vectorized=False."
+            )
+        pairs = [(None, None) if t is None else _functorch._unwrap_batched(t, self._number) for t in tensors]
+        lowered = _functorch.pop_dynamic_layer_stack()
+        try:
+            out, place = run(tuple(t for t, _ in pairs), tuple(dim for _, dim in pairs))
+        finally:
+            _functorch.push_dynamic_layer_stack(lowered)
+        return _functorch._add_batch_dim(out, place, self._number)
+
+    def cross_entropy(self, args: tuple[Tensor, ...], options: Mapping[str, Any]) -> Tensor:
+        """Of each row, all samples by one call; vmap's rule is a dozen operations."""
+
+        def losses(tensors: tuple[Any, ...], places: tuple[int | None, ...]) -> Placed:
+            rows, target = (self._fold(t, place) for t, place in zip(tensors, places, strict=True))
+            if rows.shape[1] < NARROW and len(rows) >= MANY:
+                out = F.cross_entropy(rows.T.unsqueeze(0), target.unsqueeze(0), **options)
+            else:
+                out = F.cross_entropy(rows, target, **options)
+            return out.view(self.samples, -1), 0
+
+        return self.physically(losses, args)
+
+    def _fold(self, tensor: Tensor, place: int | None) -> Tensor:
+        """(K, M, …) → (K·M, …); what all samples share is repeated."""
+        if place is None:
+            return tensor.expand(self.samples, *tensor.shape).flatten(0, 1)
+        return tensor.movedim(place, 0).flatten(0, 1)
+
+
+def is_loss_of_rows(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    """Whether a call is the cross-entropy of rows of logits with the number of each one's class."""
+    if func is not F.cross_entropy or options.get("reduction") != "none" or len(args) != 2:
+        return False
+    return all(isinstance(t, Tensor) for t in args) and args[0].dim() == 2 and args[1].dim() == 1
+
+
+class FoldedLosses(TorchFunctionMode):
+    """Hands the losses of rows to `Level.cross_entropy`, where no other mode sees them."""
+
+    def __init__(self, level: Level):
+        super().__init__()
+        self._level = level
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        if is_loss_of_rows(func, args, options):
+            return self._level.cross_entropy(args, options)
+        return func(*args, **options)
 
 
 def by_one_run(closure: Callable[[], Any], samples: int) -> Any:
     """What the closure returns for all samples, the samples first: (K, M) or (K,)."""
-    kept: list[Any] = []
-
-    def one(index: Tensor) -> Tensor:
-        kept.append(unwrapped(closure()))
-        return index  # what vmap returns it keeps until the garbage collector comes: not a whole graph
-
-    with FoldedLosses(samples):
-        torch.vmap(one, randomness="different")(torch.arange(samples))
-    return kept[0]
+    level = Level(samples)
+    with FoldedLosses(level):
+        return level.run(closure)
 
 
 def refuse_backward() -> None:
@@ -75,49 +157,3 @@ def outside(make: Callable[[], Tensor], *, samples_first: bool) -> Tensor:
         return made
     batched: Tensor = _functorch._add_batch_dim(made, 0, interpreter.level())
     return batched
-
-
-def unwrapped(losses: Any) -> Any:
-    """What a function under vmap returned, with its samples first: (K, …); what is no tensor as it is."""
-    if not isinstance(losses, Tensor):
-        return losses
-    interpreter: Any = retrieve_current_functorch_interpreter()
-    tensor, dim = _functorch._unwrap_batched(losses, interpreter.level())
-    with interpreter.lower():
-        return (
-            tensor.expand(interpreter.batch_size(), *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        )
-
-
-class FoldedLosses(TorchFunctionMode):
-    """Cross-entropy of each row, of all samples by one call."""
-
-    def __init__(self, samples: int):
-        super().__init__()
-        self._samples = samples
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        options = dict(kwargs or {})
-        if func is F.cross_entropy and options.get("reduction") == "none" and _is_plain(args):
-            return physically(self._losses(options), args, 0)
-        return func(*args, **options)
-
-    def _losses(self, options: dict[str, Any]) -> Physical:
-        def losses(tensors: tuple[Any, ...], dims: tuple[int | None, ...]) -> Tensor:
-            logits, target = (self._fold(t, dim) for t, dim in zip(tensors, dims, strict=True))
-            return F.cross_entropy(logits, target, **options)
-
-        return losses
-
-    def _fold(self, tensor: Tensor, dim: int | None) -> Tensor:
-        if dim is None:
-            return tensor.repeat(self._samples, *[1] * (tensor.dim() - 1))
-        return tensor.movedim(dim, 0).flatten(0, 1)
-
-
-def _is_plain(args: tuple[Any, ...]) -> bool:
-    """Rows of logits and the number of each one's class."""
-    rows = len(args) == 2 and all(isinstance(t, Tensor) for t in args)
-    return rows and args[0].dim() == 2 and args[1].dim() == 1

@@ -5,6 +5,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+NARROW = (
+    16  # numbers: torch makes the softmax of shorter rows one by one, of columns a vector of them at a time
+)
+
 
 def widened(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Both in one type, float32 at least: a sum of squares overflows or loses digits in half precision."""

@@ -18,9 +18,9 @@ from credo.kernels.scratch import lend, scratch, workspace
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
 FUSED = 32 << 20  # multiplications: beyond, the library's matrix products are as fast
-PACKED = 1 << 20  # elements of g, of which the kernel makes a copy with squares
 _NAMES = {torch.float32: "row_sums_f32", torch.float64: "row_sums_f64"}
-_known: dict[tuple[int, tuple[int, int, int], int], "Fused"] = {}  # by kernel, sizes and threads
+_Sizes = tuple[int, int, int, int]  # S, M, I, O
+_known: dict[tuple[int, _Sizes, int], "Fused"] = {}  # by kernel, sizes and threads
 
 
 def row_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,22 +29,26 @@ def row_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def layer_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`row_sums`, and those of the bias: Σᵢgᵢ and Σᵢgᵢ², both (O)."""
+    """`row_sums`, and those of the bias: Σᵢgᵢ and Σᵢgᵢ², both (O).
+
+    g may be (S, M, O), of S samples that all see the one x: the sums then run over samples too.
+    """
     if x.dtype is not torch.float32 or g.dtype is not torch.float32:
         x, g = widened(x, g)
-    (examples, inputs), outputs = x.shape, g.shape[1]
-    if x.is_cpu and 0 < examples * inputs * outputs < FUSED and examples * outputs < PACKED:
+    (examples, inputs), outputs = x.shape, g.shape[-1]
+    if x.is_cpu and 0 < examples * inputs * outputs < FUSED:
         kernel = native.kernel(_NAMES[x.dtype])
         if kernel is not None:
-            return _fused(kernel, (examples, inputs, outputs), x)(x.contiguous(), g.contiguous())
-    return _products(x, g)
+            sizes = (1 if g.dim() == 2 else len(g), examples, inputs, outputs)
+            return _fused(kernel, sizes, x)(x.contiguous(), g.contiguous())
+    return _products(x, g) if g.dim() == 2 else _shared_products(x, g)
 
 
 class Fused:
     """The C++ kernel, which reads x and g once for all four sums, for layers of one size: what calls have in common."""
 
-    def __init__(self, kernel: native.Kernel, sizes: tuple[int, int, int], threads: int, item_bytes: int):
-        _, inputs, outputs = sizes
+    def __init__(self, kernel: native.Kernel, sizes: _Sizes, threads: int, item_bytes: int):
+        *_, inputs, outputs = sizes
         self._kernel, self._sizes, self._threads = kernel, native.integers(*sizes), ctypes.c_int64(threads)
         self._weight, self._bias = (outputs, inputs), (outputs,)
         # Without memory the kernel only says how much of it it needs.
@@ -67,7 +71,7 @@ class Fused:
         return total, squares, bias_total, bias_squares
 
 
-def _fused(kernel: native.Kernel, sizes: tuple[int, int, int], like: Tensor) -> Fused:
+def _fused(kernel: native.Kernel, sizes: _Sizes, like: Tensor) -> Fused:
     key = (id(kernel), sizes, torch.get_num_threads())
     known = _known.get(key)
     if known is None:
@@ -88,6 +92,14 @@ def _products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             squares.addmm_(squared_g.T, squared_x)
             bias_squares += squared_g.sum(0)
     return torch.mm(g.T, x), squares, g.sum(0), bias_squares
+
+
+def _shared_products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Σₛgₛ and Σₛgₛ² first: x then meets them once."""
+    of_g, of_squares = g.sum(0), squared(g, "g").sum(0)
+    squares = lend((g.shape[2], x.shape[1]), g)
+    torch.mm(of_squares.T, squared(x, "x"), out=squares)
+    return torch.mm(of_g.T, x), squares, of_g.sum(0), of_squares.sum(0)
 
 
 def squared(t: Tensor, name: str) -> Tensor:

@@ -1,7 +1,8 @@
-"""Many samples of the same weights at once: the numbers of `noise.sample_all_` at following streams, in one call."""
+"""Many samples of the same weights at once, in one call: the numbers of as many single ones."""
 
 from collections.abc import Sequence
 from ctypes import c_int64
+from itertools import accumulate
 
 import torch
 from torch.autograd.graph import increment_version
@@ -9,7 +10,7 @@ from torch.autograd.graph import increment_version
 from credo.kernels import lists
 from credo.kernels.lists import Row
 from credo.kernels.native import integers
-from credo.kernels.noise import sample_all_
+from credo.kernels.noise import normal_, sample_all_
 
 
 @torch.no_grad()
@@ -23,7 +24,10 @@ def sample_stacks_(
     stream: int,
     indices: Sequence[int],
 ) -> None:
-    """stacks[s] ← mean + ε·√(scale / (curvature + shift)), ε of stream + s; `shift` is one number, or tensors."""
+    """stacks[s] ← mean + ε·√(scale / (curvature + shift)), ε of stream + s; `shift` is one number, or tensors.
+
+    As `noise.sample_all_` at following streams.
+    """
     number, shifts = (float(shift), None) if isinstance(shift, float | int) else (0.0, shift)
     rows = [stacks, means, curvatures, shifts]
     contiguous = all(tensor.is_contiguous() for row in rows for tensor in row or ())
@@ -39,3 +43,23 @@ def sample_stacks_(
     threads = c_int64(torch.get_num_threads())
     call.kernel(call.addresses, layout, call.length, key, numbers, c_int64(samples), threads)
     increment_version(stacks)
+
+
+@torch.no_grad()
+def sample_rows_(stacks: Row, means: Row, variances: Row, seeds: Sequence[int]) -> None:
+    """stacks[s] ← mean + ε·√variance, ε of all tensors, one after the other, one row of `noise.normal_` at seeds[s]."""
+    sizes = [mean.numel() for mean in means]
+    starts = [0, *accumulate(sizes)][:-1]
+    call = lists.call("sample_rows", stacks, means, variances)
+    if call is not None and all(t.is_contiguous() for row in (stacks, means, variances) for t in row):
+        layout, threads = lists.whole_numbers(*sizes, *starts), c_int64(torch.get_num_threads())
+        call.kernel(call.addresses, layout, call.length, integers(*seeds), c_int64(len(seeds)), threads)
+        increment_version(stacks)
+        return
+    wide = max((stack.dtype for stack in stacks), key=lambda dtype: dtype.itemsize, default=torch.float32)
+    row = means[0].new_empty(sum(sizes), dtype=wide) if means else None
+    for k, seed in enumerate(seeds):
+        assert row is not None
+        normal_(row, seed, 0)
+        for stack, mean, variance, size, start in zip(stacks, means, variances, sizes, starts, strict=True):
+            torch.add(mean, row[start : start + size].view(mean.shape) * variance.sqrt(), out=stack[k])

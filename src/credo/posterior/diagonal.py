@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from credo.errors import InvalidValue, UnsupportedOperation
+from credo.kernels.stacked_noise import sample_rows_
 from credo.posterior import gaussian
 from credo.posterior.arguments import json_copy, mismatches, named_tensors, positive
 from credo.posterior.base import Posterior, Prior, Weights
-from credo.posterior.noise import check_generator, standard_normal
+from credo.posterior.noise import check_generator, keys
 from credo.posterior.registry import register_kind
 
 
@@ -60,15 +61,14 @@ class DiagonalPosterior(Posterior):
     def sample_many(self, generator: torch.Generator | None, n: int) -> Weights:
         """w = μ + σ·ε, with one row of ε per draw; names in the order of `mean`."""
         generator = check_generator(self._own_generator() if generator is None else generator, self.device)
-        width = sum(variance.numel() for variance in self._variance.values())
-        noise, start, draws = standard_normal(generator, n, width, self._noise_dtype(), self.device), 0, {}
-        for name, mean in self._mean.items():
-            if name in self._variance:
-                part = noise[:, start : start + mean.numel()].view(n, *mean.shape)
-                draws[name] = part.mul_(self._variance[name].sqrt()).add_(mean).to(mean.dtype)
-                start += mean.numel()
-            else:
-                draws[name] = mean.expand(n, *mean.shape).clone()
+        draws = {name: mean.new_empty((n, *mean.shape)) for name, mean in self._mean.items()}
+        for name in self.deterministic:
+            draws[name].copy_(self._mean[name])
+        names = [name for name in self._mean if name in self._variance]
+        means, variances = (
+            [part[name].contiguous() for name in names] for part in (self._mean, self._variance)
+        )
+        sample_rows_([draws[name] for name in names], means, variances, keys(generator, n))
         return draws
 
     def kl(self, prior: Prior) -> Tensor:
@@ -138,10 +138,6 @@ class DiagonalPosterior(Posterior):
         if self._own is None:
             self._own = torch.Generator(self.device).manual_seed(0)
         return self._own
-
-    def _noise_dtype(self) -> torch.dtype:
-        wide = any(mean.dtype == torch.float64 for mean in self._mean.values())
-        return torch.float64 if wide else torch.float32
 
     def _kl_to_precision(self, precision: float) -> Tensor:
         mean, variance = (

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from credo.kernels.layout import NARROW
 from credo.predict.outputs import Outputs
 from credo.predict.prediction import Prediction, RegressionPrediction
 
@@ -26,6 +27,13 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def log_softmax(logits: Tensor) -> Tensor:
+    """Over the last dimension; where that is short, it lies first in the memory of the result."""
+    if logits.shape[-1] >= NARROW:
+        return logits.log_softmax(-1)
+    return logits.movedim(-1, 0).log_softmax(0).movedim(0, -1)
+
+
 class ClassAverage:
     """p̂ = (1/C) Σ softmax, as log p̂ = logsumexp(log softmax) − log C."""
 
@@ -35,11 +43,11 @@ class ClassAverage:
         self._entropies: Tensor | float = 0.0
 
     def add(self, outputs: Outputs) -> None:
-        log_p = wide(outputs[0]).log_softmax(-1)  # (c, M, K)
+        log_p = log_softmax(wide(outputs[0]))  # (c, M, K)
         p = log_p.exp()
         log_sum = log_p.logsumexp(0)
         self._log_sum = log_sum if self._log_sum is None else torch.logaddexp(self._log_sum, log_sum)
-        self._entropies = self._entropies + torch.special.entr(p).sum((0, 2))
+        self._entropies = self._entropies - (p * log_p.clamp_min(torch.finfo(p.dtype).min)).sum((0, 2))
         self._count += len(p)
         if self._keep:
             self._kept.append(p)

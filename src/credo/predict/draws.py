@@ -7,6 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from credo.kernels.scratch import expect_large_blocks
 from credo.posterior.base import Posterior, Weights
 from credo.posterior.stand_in import StandIn
 
@@ -22,6 +23,7 @@ class WeightDraws:
         self._stand_in, self._posterior, self.samples, self._seed = stand_in, posterior, samples, seed
         self.bytes = sum(tensor.numel() * tensor.element_size() for tensor in posterior.mean.values())
         self.most = max(1, LIMIT // max(1, self.bytes))
+        expect_large_blocks()
 
     def stream(self) -> "Stream":
         return Stream(self._all() if self.samples <= self.most else self._fresh, self.samples)
@@ -55,6 +57,13 @@ class Stream:
     def rewind(self) -> None:
         self.left = self._samples
         self._draw = None if isinstance(self._source, dict) else self._source()
+
+    def one(self) -> Weights:
+        """The next draw by itself."""
+        if isinstance(self._source, dict):
+            place, self.left = self._samples - self.left, self.left - 1
+            return {name: tensor[place] for name, tensor in self._source.items()}
+        return {name: tensor[0] for name, tensor in self.take(1).items()}
 
     def take(self, most: int) -> Weights:
         """The next draws, stacked; at most that many."""

@@ -1,4 +1,5 @@
-// Many samples of the same weights in one pass: w[s] = μ + ε[s]·√(scale / (curvature + shift)), s over the samples.
+// Many samples of the same weights in one pass, s over the samples: w[s] = μ + ε[s]·√(scale / (curvature + shift)) with
+// a stream for each sample, or w[s] = μ + ε[s]·√variance with a seed for each.
 //
 // The width of a tile is computed once for all samples; the numbers are those of as many single samples.
 #include "gaussian.h"
@@ -6,12 +7,21 @@
 
 namespace {
 
+// A tile, whole or the piece at the end; for a whole one, as most are, the compiler knows the size and calls nothing.
+template <typename T>
+CREDO_INLINE void copy(T* to, const T* from, int64_t count) {
+    if (count == tile_size)
+        std::memcpy(to, from, tile_size * sizeof(T));
+    else
+        std::memcpy(to, from, count * sizeof(T));
+}
+
 // σ of `count` elements. A piece of a tile is done as a whole tile on copies: the same arithmetic, wherever the end.
 template <bool shifted, typename T>
 CREDO_INLINE void widths(T (&sigma)[tile_size], const T* curvature, const T* shifts, T scale, T shift, int64_t count) {
     T c[tile_size] = {}, s[tile_size] = {};
-    std::memcpy(c, curvature, count * sizeof(T));
-    if (shifted) std::memcpy(s, shifts, count * sizeof(T));
+    copy(c, curvature, count);
+    if (shifted) copy(s, shifts, count);
 #pragma omp simd
     for (int i = 0; i < tile_size; ++i) sigma[i] = root(scale / (c[i] + (shifted ? s[i] : shift)));
 }
@@ -27,13 +37,38 @@ int64_t sample_stacks(const List& list, T* const* tensors, T scale, T shift, con
             const int64_t count = smaller(tile_size, end - at);
             T sigma[tile_size], mu[tile_size] = {}, noise[tile_size];
             widths<shifted>(sigma, curvature + at, shifts + at, scale, shift, count);
-            std::memcpy(mu, mean + at, count * sizeof(T));
+            copy(mu, mean + at, count);
             for (int64_t sample = 0; sample < samples; ++sample) {
                 const uint64_t stream = uint64_t(seed_stream[1]) + sample;
                 gaussians({uint64_t(seed_stream[0]), stream, uint64_t(indices[k])}, at / tile_size, noise);
 #pragma omp simd
                 for (int i = 0; i < tile_size; ++i) noise[i] = mu[i] + noise[i] * sigma[i];
-                std::memcpy(tensors[k] + sample * list.sizes[k] + at, noise, count * sizeof(T));
+                copy(tensors[k] + sample * list.sizes[k] + at, noise, count);
+            }
+        }
+    });
+    return 0;
+}
+
+// `tensors`: rows of stacks (samples, *shape), means and variances. All tensors of a sample are pieces of one row of noise,
+// tensor k from element starts[k] on, so that their tiles begin and end anywhere.
+template <typename T>
+int64_t sample_rows(const List& list, T* const* tensors, const int64_t* seeds, int64_t samples, int64_t threads) {
+    divide(list, threads, [&](int64_t k, int64_t begin, int64_t end) {
+        const T *const mean = tensors[list.count + k], *const variance = tensors[2 * list.count + k];
+        for (int64_t at = begin, count; at < end; at += count) {
+            const int64_t tile = (list.start(k) + at) / tile_size, place = (list.start(k) + at) % tile_size;
+            count = smaller(tile_size - place, end - at);
+            T sigma[tile_size] = {}, mu[tile_size] = {}, noise[tile_size];
+            copy(sigma + place, variance + at, count);
+            copy(mu + place, mean + at, count);
+#pragma omp simd
+            for (int i = 0; i < tile_size; ++i) sigma[i] = root(sigma[i]);
+            for (int64_t sample = 0; sample < samples; ++sample) {
+                gaussians({uint64_t(seeds[sample]), 0, 0}, tile, noise);
+#pragma omp simd
+                for (int i = 0; i < tile_size; ++i) noise[i] = mu[i] + noise[i] * sigma[i];
+                copy(tensors[k] + sample * list.sizes[k] + at, noise + place, count);
             }
         }
     });
@@ -52,5 +87,14 @@ int64_t sample_stacks(const List& list, T* const* tensors, T scale, T shift, con
                    layout + count, samples, threads);                                                                  \
     }
 
+// `layout` holds the sizes of one sample and the starts of `count` tensors.
+#define CREDO_ROWS(T, type)                                                                                            \
+    CREDO_EXPORT(sample_rows_##type)(T* const* tensors, const int64_t* layout, int64_t count, const int64_t* seeds,    \
+                                     int64_t samples, int64_t threads) {                                               \
+        return sample_rows<T>({count, layout, layout + count}, tensors, seeds, samples, threads);                      \
+    }
+
 CREDO_STACKS(float, f32)
 CREDO_STACKS(double, f64)
+CREDO_ROWS(float, f32)
+CREDO_ROWS(double, f64)

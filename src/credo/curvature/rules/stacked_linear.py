@@ -1,0 +1,86 @@
+"""A linear layer with K weights as one batched product, on rows of each sample or on rows that all of them see.
+
+With gₖᵢ the gradient of sample k and example i, and x the same for all k, as in the first layer of vectorised samples,
+the sums over samples come first:
+
+    Σ rₖᵢ = (Σₖ gₖ)ᵀ x        Σ rₖᵢ² = (Σₖ gₖ²)ᵀ (x²)
+
+so that the weight costs what it costs for one sample, and the input is never repeated.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from credo.curvature.contribution import Contribution, widen
+from credo.curvature.operation import Operation, Outputs, Pieces
+from credo.curvature.rules.linear import BiasOfRows, OuterProducts, Rows
+
+
+class SharedProducts(Contribution):
+    """rₖᵢ = gₖᵢ xᵢᵀ, from x (M, I) and g (K, M, O); example number k·M + i."""
+
+    def __init__(self, x: Tensor, g: Tensor, rows: Rows):
+        self.examples = g.shape[0] * g.shape[1]
+        self._x, self._g, self._rows = x, g, rows
+
+    def total(self) -> Tensor:
+        return self._g.sum(0).T @ self._x
+
+    def total_and_squares(self) -> tuple[Tensor, Tensor]:
+        return self._rows.weight()
+
+    def per_example(self, start: int, stop: int) -> Tensor:
+        x, g = widen(self._x), widen(self._g)
+        at = torch.arange(start, stop, device=x.device) % len(x)
+        return g.flatten(0, 1)[start:stop].unsqueeze(2) * x[at].unsqueeze(1)
+
+
+class StackedLinear(Operation):
+    """tensors: x, weight, bias; `weights` (K, O, I), `biases` (K, O) or None.
+
+    Rows of x (K, M, I), or (K·M, I) sample after sample, have a weight each, and the result is shaped like x. Of a
+    `common` x (M, I), which needs no gradient, the result is (K, M, O).
+    """
+
+    parameter_slots = frozenset({1, 2})
+    name = "linear"
+
+    def __init__(
+        self, tensors: tuple[Tensor | None, ...], weights: Tensor, biases: Tensor | None, common: bool = False
+    ):
+        self.tensors = tensors
+        self._weights, self._biases, self._common = weights, biases, common
+        assert tensors[0] is not None
+        self.lead = tensors[0].shape[:-1].numel() * (len(weights) if common else 1)
+
+    def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
+        x, columns = tensors[0], self._weights.transpose(1, 2)
+        assert x is not None
+        samples, inputs, outputs = columns.shape
+        rows = x.expand(samples, *x.shape) if self._common else x.reshape(samples, -1, inputs)
+        if self._biases is None:
+            out = torch.bmm(rows, columns)
+        else:
+            out = torch.baddbmm(self._biases.unsqueeze(1), rows, columns)
+        return out if x.dim() == 3 or self._common else out.view(-1, outputs), ()
+
+    def backward(
+        self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
+    ) -> Pieces:
+        assert grads[0] is not None
+        samples, outputs, _ = self._weights.shape
+        g, x = grads[0].reshape(samples, -1, outputs), saved[0]
+        gx = torch.bmm(g, self._weights.to(g.dtype)).view(x.shape) if needed[0] else None
+        weight, bias = self._contributions(x.to(g.dtype), g)
+        return gx, weight if needed[1] else None, bias if needed[2] else None
+
+    def _contributions(self, x: Tensor, g: Tensor) -> tuple[Contribution, Contribution]:
+        all_g = g.flatten(0, 1)
+        if self._common:
+            rows = Rows(x, g)
+            return SharedProducts(x, g, rows), BiasOfRows(all_g, rows)
+        x = x.reshape(-1, x.shape[-1])
+        rows = Rows(x, all_g)
+        return OuterProducts(x, all_g, rows=rows), BiasOfRows(all_g, rows)
