@@ -13,7 +13,7 @@ from torch import Tensor
 from credo.kernels import forced, native, scratch
 from credo.kernels.convolution import weight_sums
 from credo.kernels.convolution_pairs import paired_sums
-from credo.kernels.convolution_twin import Strategy, batched_sums, looped_sums, strategy
+from credo.kernels.convolution_twin import Strategy, strategy, tiled_sums
 from credo.kernels.unfolding import Geometry
 from tests.kernels.modes import MODES, assert_close, every_mode, every_type
 
@@ -104,13 +104,17 @@ def test_cases(case: Case, dtype: torch.dtype, mode: str) -> None:
     check(case, *operands(case, dtype), mode)
 
 
-WAYS = (batched_sums, looped_sums, paired_sums)
+WAYS = (tiled_sums, paired_sums)
+TILES = (1, 5000, 1 << 19)  # bytes: a part of one rᵢ, several of small ones, many
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(("threads", "tile"), [(1, TILES[0]), (2, TILES[0]), (3, TILES[1]), (2, TILES[2])])
 @pytest.mark.parametrize("case", [c for c in CASES.values() if c.groups == 1], ids=str)
-def test_every_way_of_the_twin_takes_every_case(case: Case, threads: int, way: Strategy) -> None:
+def test_every_way_of_the_twin_takes_every_case(
+    case: Case, threads: int, tile: int, way: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("credo.kernels.convolution_twin.TILE", tile)
     x, g = operands(case, torch.float64)
     shape, before = (case.outputs, case.channels, *case.kernel), torch.get_num_threads()
     total, squares = torch.full(shape, torch.nan).double(), torch.full(shape, torch.nan).double()
@@ -124,13 +128,13 @@ def test_every_way_of_the_twin_takes_every_case(case: Case, threads: int, way: S
 
 
 def test_the_choice_follows_the_cost() -> None:
-    """Small weights in batches; few places in pairs; tiles where neither pays."""
+    """Few places in pairs, unless the weight is small."""
     for case, way in {
-        CASES["lenet, few channels"]: batched_sums,
-        CASES["two large groups"]: batched_sums,
+        CASES["lenet, few channels"]: tiled_sums,
+        CASES["two large groups"]: tiled_sums,
         CASES["two by two, large"]: paired_sums,
-        CASES["eight by eight, large"]: looped_sums,
-        Case(2, 64, (4, 4), 192, (5, 5), 1, 2): looped_sums,
+        CASES["eight by eight, large"]: tiled_sums,
+        Case(2, 64, (4, 4), 192, (5, 5), 1, 2): tiled_sums,
     }.items():
         x, g = operands(case, torch.float32)
         weight = torch.empty(case.outputs, case.channels // case.groups, *case.kernel)

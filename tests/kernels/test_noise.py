@@ -33,11 +33,11 @@ def normals(
 
 
 def sampled(
-    count: int, seed: int = SEED, stream: int = STREAM, index: int = 0, start: int = 0, dtype=torch.float32
+    count: int, seed: int = SEED, stream: int = STREAM, index: int = 0, dtype=torch.float32
 ) -> Tensor:
     """The noise that samples are made with: those of N(0, 1)."""
     out = torch.zeros(count, dtype=dtype)
-    noise.sample_(out, torch.zeros_like(out), 1.0, 1.0, seed, stream, index, start)
+    noise.sample_(out, torch.zeros_like(out), 1.0, 1.0, seed, stream, index)
     return out
 
 
@@ -107,23 +107,31 @@ def test_pieces_of_any_length_at_any_place_are_the_whole(where, dtype):
     assert torch.equal(whole, pieces)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_samples_in_pieces_are_the_whole(both_kernels, dtype):
-    block = generators.BLOCK
-    whole, cuts = sampled(2 * block + 100, dtype=dtype), [0, 1, 17, 40, block - 3, block + 5, 2 * block + 100]
-    pieces = [sampled(end - begin, start=begin, dtype=dtype) for begin, end in pairwise(cuts)]
-    assert torch.equal(torch.cat(pieces), whole)
+SIZES = [1, 64, 0, 100, 300_000, 63, 70_000]
 
 
-def test_a_list_of_samples_is_its_tensors_one_by_one(both_kernels):
-    sizes, indices = [1, 64, 0, 100, 300_000, 63, 70_000], [3, 0, 7, 2**32 - 1, 5, 6, 8]
-    together = [torch.zeros(n, dtype=DTYPES[k % 2]) for k, n in enumerate(sizes)]
-    noise.sample_all_(
-        together, [torch.zeros_like(t) for t in together], 1.0, 1.0, SEED, STREAM, indices, [0] * len(sizes)
-    )
-    with forced("off"):  # tensors of different types are not for the kernels
+def sampled_list(dtypes: list[torch.dtype], indices: list[int]) -> list[Tensor]:
+    together = [torch.zeros(n, dtype=dtype) for n, dtype in zip(SIZES, dtypes, strict=True)]
+    noise.sample_all_(together, [torch.zeros_like(t) for t in together], 1.0, 1.0, SEED, STREAM, indices)
+    return together
+
+
+@pytest.mark.parametrize("where", available())
+def test_a_list_of_samples_is_its_tensors_one_by_one(where):
+    indices = [3, 0, 7, 2**32 - 1, 5, 6, 8]
+    with forced(where):
+        together = sampled_list([torch.float32] * len(SIZES), indices)
         for out, index in zip(together, indices, strict=True):
-            assert torch.equal(out, sampled(out.numel(), index=index, dtype=out.dtype))
+            assert torch.equal(out, sampled(out.numel(), index=index))
+
+
+def test_without_kernels_a_list_of_samples_is_one_row():
+    """For each type a row of its own, under the index of its first tensor."""
+    with forced("off"):
+        together = sampled_list([DTYPES[k % 2] for k in range(len(SIZES))], list(range(7, 14)))
+        for k, dtype in enumerate(DTYPES):
+            row = torch.cat(together[k::2])
+            assert torch.equal(row, sampled(row.numel(), index=7 + k, dtype=dtype))
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -137,7 +145,7 @@ def test_a_draw_puts_the_means_by(both_kernels, dtype, shifted, strided):
     ]
     means = [mean.t().contiguous().t() if strided else mean for mean in means]
     shift = [torch.full_like(mean, 0.5) for mean in means] if shifted else 0.5
-    ones, key = [torch.ones_like(mean) for mean in means], (SEED, STREAM, [4, 0, 1, 2, 3], [0] * len(means))
+    ones, key = [torch.ones_like(mean) for mean in means], (SEED, STREAM, [4, 0, 1, 2, 3])
     plain, kept = (
         [mean.clone() for mean in means],
         noise.Kept([torch.full_like(mean, torch.nan) for mean in means]),
@@ -158,7 +166,7 @@ def test_keys_with_the_same_32_bit_seed_share_no_noise():
         drawn += [sampled(1000, seed=SEED ^ 1 << bit) for bit in (0, 31, 32, 63)]
         drawn += [sampled(1000, stream=STREAM ^ 1 << bit) for bit in (0, 31, 32, 63)]
         drawn += [sampled(1000, index=1 << bit) for bit in (0, 31)]
-        drawn += [sampled(1000, start=generators.BLOCK)]
+        drawn += [sampled(generators.BLOCK + 1000)[generators.BLOCK :]]
     every = torch.stack(drawn)
     assert every.unique().numel() > 0.999 * every.numel()  # float32 repeats a few by chance
     together = every.double() @ every.double().T / math.sqrt(1000)

@@ -3,7 +3,8 @@
 import torch
 
 import credo
-from credo.kernels.scratch import give_back, lend
+from credo.kernels import scratch as memory
+from credo.kernels.scratch import give_back, lend, scratch
 
 
 def squares_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -67,3 +68,28 @@ def test_small_tensors_are_not_kept_account_of() -> None:
     first = lend((3, 5), like)
     give_back([first])
     assert lend((3, 5), like).data_ptr() != first.data_ptr()
+
+
+def test_scratch_of_one_name_is_the_same_memory_in_every_shape() -> None:
+    like = torch.empty(0)
+    large = scratch("test", (6, 7), like)
+    assert scratch("test", (6, 7), like) is large
+    assert scratch("test", (5,), like).data_ptr() == large.data_ptr()
+    assert scratch("test", (6, 7), like.double()).data_ptr() != large.data_ptr()
+
+
+def test_scratch_that_has_grown_keeps_nothing_of_the_old() -> None:
+    """Neither memory nor views of it: two shapes of one name never lie in different places."""
+    like = torch.empty(0)
+    scratch("growing", (3,), like), scratch("growing", (5, 5), like)
+    grown = scratch("growing", (100, 100), like)
+    for shape in ((3,), (5, 5)):
+        assert scratch("growing", shape, like).data_ptr() == grown.data_ptr()
+
+
+def test_views_of_scratch_are_bounded(monkeypatch) -> None:
+    monkeypatch.setattr(memory, "VIEWS", 20)
+    whole = scratch("shapes", (100,), torch.empty(0))
+    for n in range(1, 100):
+        assert scratch("shapes", (n,), torch.empty(0)).data_ptr() == whole.data_ptr()
+    assert len(memory._kept.views) <= 20

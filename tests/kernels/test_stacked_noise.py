@@ -29,8 +29,7 @@ def test_stacks_are_single_samples(mode: str, dtype: torch.dtype, one_shift: boo
         sample_stacks_(stacks, means, curvatures, 0.1, shift, SEED, STREAM, INDICES)
         for k in range(SAMPLES):
             own = [torch.empty_like(mean) for mean in means]
-            starts = [0] * len(own)
-            noise.sample_all_(own, curvatures, 0.1, shift, SEED, STREAM + k, INDICES, starts, means)
+            noise.sample_all_(own, curvatures, 0.1, shift, SEED, STREAM + k, INDICES, means)
             assert all(torch.equal(stack[k], one) for stack, one in zip(stacks, own, strict=True))
 
 

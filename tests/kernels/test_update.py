@@ -74,6 +74,26 @@ def test_a_list_is_its_tensors_one_by_one(both_kernels):
         assert all(torch.equal(one[k], other) for one, other in zip(alone, together[k], strict=True))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("optional", [(False, False), (True, False), (False, True), (True, True)])
+def test_cut_into_pieces_it_is_the_algorithm(monkeypatch, optional, layout):
+    """Pieces that end inside tensors, and tensors that end inside pieces."""
+    monkeypatch.setattr(update, "FEW", 0)
+    monkeypatch.setattr(update, "TOGETHER", 100)
+    shapes = [(3, 4, 5, 2), (0, 3, 1, 1), (7, 5, 3, 3), (1, 1, 1, 1)]
+    alone = [operands(shape, seed=k) for k, shape in enumerate(shapes)]
+    expected = [
+        algorithm(*t, prior if optional[0] else 0.3, mean if optional[1] else 0) for *t, prior, mean in alone
+    ]
+    rows = [[t.clone(memory_format=layout) for t in row] for row in zip(*alone, strict=True)]
+    priors, prior_means = rows[5] if optional[0] else 0.3, rows[6] if optional[1] else None
+    with forced("off"):
+        update.vogn_all_(*rows[:5], priors, prior_means, update.Settings(**SETTINGS))
+    for k in range(3):
+        for found, wanted in zip(rows[k], (each[k] for each in expected), strict=True):
+            torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("where", available())
 def test_the_number_of_threads_changes_nothing(where):
     before, results = torch.get_num_threads(), []

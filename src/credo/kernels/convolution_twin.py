@@ -1,12 +1,12 @@
 """The pure-torch twin of the convolution kernel: the input is unfolded, so that rᵢ is a matrix product.
 
 few places             Σᵢrᵢ² from pairs of places, one matrix product a tap
-small weights          some rᵢ at once with one bmm, then two reductions; on an accelerator always
-else                   one rᵢ after the other, in tiles that stay in the L2 cache
+else                   some rᵢ at a time, or a part of one, in a tile that stays in the L2 cache until it is squared
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -15,12 +15,21 @@ from torch import Tensor
 from credo.kernels import unfolding
 from credo.kernels.convolution_pairs import multiplications, paired_sums
 from credo.kernels.scratch import lend, scratch
-from credo.kernels.unfolding import Geometry, accumulators, as_weight, unfolded
+from credo.kernels.unfolding import (
+    Geometry,
+    accumulators,
+    as_weight,
+    columns_per_channel,
+    grouped,
+    kernel_rows,
+    unfolded,
+)
 
-PRODUCTS = 2 << 20  # bytes of rᵢ at a time in a batch
-TILE = 1 << 19  # bytes of rᵢ at a time in a loop, for each thread: three of these fit the L2 cache
-PASSES = 24  # multiplications that cost what the loop moves through the cache for one element of one rᵢ
-MANY_PLACES = 32  # from here on adding rᵢ to the total costs less than torch's own weight gradient
+TILE = 1 << 19  # bytes of rᵢ at a time, for each thread: three of these fit the L2 cache
+LARGE_TILE = 4 << 20  # on an accelerator, where few large calls are better than many small ones
+SUMS = 4 << 20  # bytes of Σᵢrᵢ, and of Σᵢrᵢ², at a time
+SMALL = 1 << 18  # bytes of rᵢ of which several always fit a tile
+PASSES = 24  # multiplications that cost what a tile moves through the cache for one element of one rᵢ
 
 
 def weight_sums_twin(
@@ -34,6 +43,10 @@ def weight_sums_twin(
 ) -> tuple[Tensor, Tensor]:
     """(Σᵢrᵢ, Σᵢrᵢ²) as from the C++ kernel."""
     at = Geometry(kernel_size, stride, padding, dilation, groups)
+    if x.dim() == 3:  # one dimension is a row of two
+        at = Geometry((1, *kernel_size), (1, *stride), (0, *padding), (1, *dilation), groups)
+        total, squares = weight_sums_twin(x.unsqueeze(2), g.unsqueeze(2), *at)
+        return total.squeeze(2), squares.squeeze(2)
     shape = weight_shape(x, g, at)
     total, squares = x.new_empty(shape), lend(shape, x)
     for part in parts(x, g, at):
@@ -66,93 +79,103 @@ class Part(NamedTuple):
 
 
 def parts(x: Tensor, g: Tensor, at: Geometry) -> Iterator[Part]:
-    """Groups, or slices of the channels, of which one example unfolds to at most COLUMNS bytes."""
+    """Groups, or slices of the channels, of which one example unfolds to at most COLUMNS bytes; and of the outputs."""
     inside, outside = x.shape[1] // at.groups, g.shape[1] // at.groups
-    channel_bytes = at.taps * math.prod(g.shape[2:]) * x.element_size()
+    channel_bytes = columns_per_channel(x, g, at) * x.element_size()
     if at.groups == 1:
         step = max(1, unfolding.COLUMNS // channel_bytes)
-        yield from (
-            Part(slice(None), slice(c, c + step), slice(c, c + step), 1) for c in range(0, inside, step)
-        )
+        sums = min(step, inside) * outside * at.taps * x.element_size()
+        rows = in_even_parts(outside, -(-sums // SUMS), 16)
+        for o, c in product(range(0, outside, rows), range(0, inside, step)):
+            yield Part(slice(o, o + rows), slice(c, c + step), slice(c, c + step), 1)
         return
-    step = max(
-        1, min(unfolding.COLUMNS // (channel_bytes * inside), PRODUCTS // (outside * inside * at.taps * 64))
-    )
+    few = SMALL // (outside * inside * at.taps * x.element_size())
+    step = max(1, min(unfolding.COLUMNS // (channel_bytes * inside), few))
     for i in range(0, at.groups, step):
         end = min(i + step, at.groups)
         yield Part(slice(i * outside, end * outside), slice(None), slice(i * inside, end * inside), end - i)
 
 
+def in_even_parts(size: int, number: int, multiple: int) -> int:
+    """The size of each of so many parts, about equal, and a multiple of so many."""
+    return -(-size // (number * multiple)) * multiple
+
+
 def strategy(x: Tensor, g: Tensor, at: Geometry, weight: Tensor) -> Strategy:
     """How to compute a part; all other code is the same on every device."""
-    if at.groups > 1 or x.device.type != "cpu" or weight.numel() * x.element_size() * 8 < PRODUCTS:
-        return batched_sums
-    places = math.prod(g.shape[2:])
-    return paired_sums if multiplications(x, g, at) <= places + PASSES else looped_sums
+    small = weight.numel() * x.element_size() < SMALL
+    if at.groups > 1 or x.device.type != "cpu" or small:
+        return tiled_sums
+    return paired_sums if multiplications(x, g, at) <= math.prod(g.shape[2:]) + PASSES else tiled_sums
 
 
-def batched_sums(x: Tensor, g: Tensor, at: Geometry, total: Tensor, squares: Tensor) -> None:
-    """Unfold some examples, multiply them in one bmm, reduce twice."""
-    places, inside = math.prod(g.shape[2:]), total[0].numel()
-    sums = accumulators((2, len(total), inside), x)
-    elements = max(x.shape[1] * at.taps * places, unfolding.COLUMNS // PRODUCTS * total.numel())
-    for columns, grads in unfolded(x, g, at, elements):
-        own = scratch("products", (len(columns), len(total) // at.groups, inside), x)
-        torch.bmm(grads.reshape(len(columns), -1, places), columns, out=own)  # rᵢ
-        own = own.view(-1, len(total), inside)
-        sums[0].add_(own.sum(0))
-        sums[1].add_(own.square_().sum(0))
-    total.copy_(as_weight(sums[0], total))
-    squares.copy_(as_weight(sums[1], squares))
+def tiled_sums(x: Tensor, g: Tensor, at: Geometry, total: Tensor, squares: Tensor) -> None:
+    """Unfold some examples; then one row of the kernel after the other."""
+    rows, line = kernel_rows(x, g, at), math.prod(g.shape[3:])
+    phases = sorted({row.phase for row in rows})
+    sums = accumulators((2, len(total), at.kernel_size[0], at.row_taps * total.shape[1]), x)
+    step = max(1, unfolding.COLUMNS // (x.shape[1] * columns_per_channel(x, g, at) * x.element_size()))
+    for part, grads in zip(torch.split(x, step), torch.split(g, step), strict=True):
+        columns, flat_grads = unfolded(part, grads, at, phases), grouped(grads, at.groups)
+        for row in rows:
+            lines = row.end - row.first
+            seen = columns[row.phase].narrow(1, row.start * line, lines * line)
+            own_grads = flat_grads.narrow(2, row.first * line, lines * line)
+            add_products(own_grads, seen, sums[0, :, row.number], sums[1, :, row.number], at.groups)
+    for out, own in zip((total, squares), sums, strict=True):
+        out.copy_(as_weight(own, out))
 
 
-def looped_sums(x: Tensor, g: Tensor, at: Geometry, total: Tensor, squares: Tensor) -> None:
-    """Unfold some examples; then one example and one tile of the weight at a time."""
-    places, inside = math.prod(g.shape[2:]), x.shape[1] * at.taps
-    rows = max(1, TILE // (inside * x.element_size())) * torch.get_num_threads()
-    adds = places >= MANY_PLACES
-    sums = accumulators((1 + adds, len(total), inside), x)
-    for columns, grads in unfolded(x, g, at, inside * places):
-        for tile_grads, *tile_sums in zip(
-            torch.split(grads, rows, 1), *(torch.split(s, rows) for s in sums), strict=True
-        ):
-            add_tile(columns, tile_grads, *tile_sums)
-    total.copy_(as_weight(sums[1], total) if adds else torch_gradient(x, g, at, total))
-    squares.copy_(as_weight(sums[0], squares))
+def add_products(grads: Tensor, columns: Tensor, total: Tensor, squares: Tensor, groups: int) -> None:
+    """Adds Σᵢrᵢ and Σᵢrᵢ², where rᵢ are the products of (M·groups, O, P) and (M·groups, P, K)."""
+    threads = torch.get_num_threads()
+    room = TILE * threads if grads.is_cpu else LARGE_TILE
+    together = room // (total.numel() * total.element_size())
+    if together > 1 or groups > 1:
+        even = max(
+            1, together - together % threads if together > threads else together
+        )  # each thread has as many
+        add_together(grads, columns, total, squares, even * groups)
+        return
+    tiles = -(-total.numel() * total.element_size() // room)
+    rows = in_even_parts(len(total), tiles, threads)
+    for own_grads, *own_sums in zip(
+        torch.split(grads, rows, 1), torch.split(total, rows), torch.split(squares, rows), strict=True
+    ):
+        add_one_by_one(own_grads, columns, *own_sums)
 
 
-def add_tile(columns: Tensor, grads: Tensor, squares: Tensor, total: Tensor | None = None) -> None:
-    """Adds the examples' own rᵢ, and rᵢ², for some rows of the weight.
+def add_together(grads: Tensor, columns: Tensor, total: Tensor, squares: Tensor, step: int) -> None:
+    """Several examples at a time: side by side what the first, second, … of each time add up to, and then all."""
+    (some_grads, *more_grads), (some_columns, *more_columns) = (
+        torch.split(t, step) for t in (grads, columns)
+    )
+    shape = (len(some_grads), grads.shape[1], columns.shape[2])
+    sums, square_sums = scratch("side by side", shape, total), scratch("squares side by side", shape, total)
+    torch.bmm(some_grads, some_columns, out=sums)  # rᵢ
+    torch.mul(sums, sums, out=square_sums)
+    for some_grads, some_columns in zip(more_grads, more_columns, strict=True):
+        n = len(some_grads)
+        own = scratch("products", (n, *shape[1:]), total)
+        torch.bmm(some_grads, some_columns, out=own)
+        (sums if n == len(sums) else sums[:n]).add_(own)
+        (square_sums if n == len(sums) else square_sums[:n]).addcmul_(own, own)
+    total.add_(sums.view(-1, *total.shape).sum(0))
+    squares.add_(square_sums.view(-1, *total.shape).sum(0))
+
+
+def add_one_by_one(grads: Tensor, columns: Tensor, total: Tensor, squares: Tensor) -> None:
+    """One example after the other, for some rows of the weight.
 
     The rows are multiplied in as many equal parts as there are threads: so each thread squares what it has multiplied,
     and nothing moves from the cache of one core to another's.
     """
     threads = torch.get_num_threads()
-    equal = (threads if len(squares) % threads == 0 else 1, -1)
-    squares = squares.view(*equal, squares.shape[-1])
-    total = None if total is None else total.view(squares.shape)
+    equal = (threads if len(squares) % threads == 0 else 1, -1, squares.shape[-1])
+    total, squares = total.view(equal), squares.view(equal)
     own = scratch("products", tuple(squares.shape), squares)
     grads = grads.reshape(len(grads), *own.shape[:2], -1)
     for own_grads, own_columns in zip(grads, columns[:, None].expand(-1, len(own), -1, -1), strict=True):
         torch.bmm(own_grads, own_columns, out=own)  # rᵢ
-        if total is not None:
-            total.add_(own)
+        total.add_(own)
         squares.addcmul_(own, own)
-
-
-def torch_gradient(x: Tensor, g: Tensor, at: Geometry, weight: Tensor) -> Tensor:
-    """Σᵢrᵢ from torch itself."""
-    gradient: Tensor = torch.ops.aten.convolution_backward(
-        g,
-        x,
-        weight,
-        None,
-        at.stride,
-        at.padding,
-        at.dilation,
-        False,
-        [0] * len(at.stride),
-        1,
-        [False, True, False],
-    )[1]
-    return gradient

@@ -1,8 +1,9 @@
 """Gaussian noise from torch's own generator, for training without the C++ kernels: several times as fast as `philox`.
 
-A stretch of noise is cut into blocks, and each has a Mersenne twister whose state is a function of
-(seed, stream, index, block) alone. So blocks can be drawn by several Python threads, and how many there are changes no
-number. torch takes only 32 bits of a seed, too few for a run of many steps; here a hash fills the state.
+The tensors that are drawn together are a row, one after the other. It is cut into blocks, and each has a Mersenne
+twister whose state is a function of (seed, stream, index, block) alone, so that a block of many small tensors is one
+draw. Blocks can be drawn by several Python threads, and how many there are changes no number. torch takes only 32
+bits of a seed, too few for a run of many steps; here a hash fills the state.
 """
 
 import os
@@ -12,11 +13,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from hashlib import shake_128
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
 
+from credo.kernels.lists import Piece, blocks
 from credo.kernels.scratch import scratch
 
 SERIAL = (
@@ -25,65 +27,38 @@ SERIAL = (
 BLOCK = 2 * SERIAL
 ALONE = 1 << 17  # up to here waking other threads takes longer than drawing
 WORDS = 624  # of the twister's state, 32 bits each
-UNIT = 16  # only of a multiple of so many does a longer draw begin with the numbers of a shorter one
 
 _own = threading.local()
 
-Use = Callable[[int, int, int, Tensor], None]  # of noise for the elements [begin, end) of tensor k
+
+Use = Callable[[Sequence[Piece], list[Tensor]], None]  # of noise for pieces
 
 
-class Piece(NamedTuple):
-    """The elements [begin, end) of a tensor, which lie in one block; positions are counted from the tensor's start."""
-
-    tensor: int
-    begin: int
-    end: int
-    before: int  # positions of the block before the first of these elements
-    key: bytes
-
-
-def draw(
-    sizes: Sequence[int],
-    starts: Sequence[int],
-    indices: Sequence[int],
-    seed: int,
-    stream: int,
-    dtype: torch.dtype,
-    use: Use,
-) -> None:
-    """Hands noise for tensors of these sizes, which begin at these positions, to `use`, on several Python threads."""
-    pieces = [
-        Piece(
-            k,
-            max(0, block * BLOCK - start),
-            min(size, (block + 1) * BLOCK - start),
-            max(0, start - block * BLOCK),
-            struct.pack("<QQQQ", seed, stream, indices[k], block),
-        )
-        for k, (size, start) in enumerate(zip(sizes, starts, strict=True))
-        if size
-        for block in range(start // BLOCK, -(-(start + size) // BLOCK))
+def draw(sizes: Sequence[int], seed: int, stream: int, index: int, dtype: torch.dtype, use: Use) -> None:
+    """Hands noise for a row of tensors to `use`, piece by piece, on several Python threads."""
+    keyed = [
+        (struct.pack("<QQQQ", seed, stream, index, number), pieces)
+        for number, pieces in enumerate(blocks(sizes, BLOCK, SERIAL))
     ]
     threads = 1 if sum(sizes) <= ALONE else torch.get_num_threads()
     others = [
-        helpers(os.getpid()).submit(draw_here, pieces[k::threads], dtype, use) for k in range(1, threads)
+        helpers(os.getpid()).submit(draw_here, keyed[k::threads], dtype, use) for k in range(1, threads)
     ]
-    draw_here(pieces[::threads], dtype, use)
+    draw_here(keyed[::threads], dtype, use)
     for other in others:
         other.result()
 
 
 @torch.no_grad()
-def draw_here(pieces: Sequence[Piece], dtype: torch.dtype, use: Use) -> None:
+def draw_here(keyed: Sequence[tuple[bytes, Sequence[Piece]]], dtype: torch.dtype, use: Use) -> None:
     """On this thread; `normal_` is serial, but lets other threads run."""
     if not hasattr(_own, "twister"):
         _own.twister = Twister()
     memory = scratch("noise", (BLOCK,), torch.empty(0, dtype=dtype))
-    for k, begin, end, before, key in pieces:
-        noise = memory[: -(-(before + end - begin) // UNIT) * UNIT].normal_(generator=_own.twister.keyed(key))
-        for i in range(begin, end, SERIAL):
-            j = min(end, i + SERIAL)
-            use(k, i, j, noise[before + i - begin : before + j - begin])
+    for key, pieces in keyed:
+        sizes = [piece.size for piece in pieces]
+        noise = memory[: sum(sizes)].normal_(generator=_own.twister.keyed(key))
+        use(pieces, list(torch.split(noise, sizes)))
 
 
 @final

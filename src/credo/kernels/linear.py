@@ -83,14 +83,14 @@ def _products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """By two matrix products, with the squares in scratch memory, a few MB at a time."""
     squares, bias_squares = lend((g.shape[1], x.shape[1]), g), lend((g.shape[1],), g)
     step = max(1, SQUARED // max(1, (x.shape[1] + g.shape[1]) * x.element_size()))
-    for i in range(0, max(1, len(x)), step):
-        squared_g, squared_x = squared(g[i : i + step], "g"), squared(x[i : i + step], "x")
-        if i == 0:
-            torch.mm(squared_g.T, squared_x, out=squares)
-            torch.sum(squared_g, 0, out=bias_squares)
-        else:
-            squares.addmm_(squared_g.T, squared_x)
-            bias_squares += squared_g.sum(0)
+    some_x, some_g = (x, g) if len(x) <= step else (x[:step], g[:step])
+    squared_g = squared(some_g, "g")
+    torch.mm(squared_g.T, squared(some_x, "x"), out=squares)
+    torch.sum(squared_g, 0, out=bias_squares)
+    for i in range(step, len(x), step):
+        squared_g = squared(g[i : i + step], "g")
+        squares.addmm_(squared_g.T, squared(x[i : i + step], "x"))
+        bias_squares += squared_g.sum(0)
     return torch.mm(g.T, x), squares, g.sum(0), bias_squares
 
 

@@ -1,7 +1,7 @@
 """What the element-wise kernels share: lists of tensors as arrays of pointers, tensors as rows of memory."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import pack
 from typing import NamedTuple
 
@@ -35,6 +35,8 @@ def call(name: str, *rows: Row | None) -> Call | None:
     first = rows[0]
     if not first or (dtype := first[0].dtype) not in _SUFFIXES:
         return None
+    if (function := kernel(f"{name}_{_SUFFIXES[dtype]}")) is None:
+        return None
     pointers: list[int] = []
     contiguous = True
     for row in rows:
@@ -46,8 +48,6 @@ def call(name: str, *rows: Row | None) -> Call | None:
         if row is None:
             pointers += [0] * len(first)
     if not contiguous and not aligned(*(row for row in rows if row is not None)):
-        return None
-    if (function := kernel(f"{name}_{_SUFFIXES[dtype]}")) is None:
         return None
     sizes = whole_numbers(*[tensor.numel() for tensor in first])
     return Call(function, pack(f"{len(pointers)}P", *pointers), sizes, ctypes.c_int64(len(first)))
@@ -88,6 +88,44 @@ def reordered(tensor: Tensor, other: Tensor) -> Tensor:
 def flat(tensor: Tensor) -> Tensor:
     """A view of a dense tensor as the row of its elements in memory."""
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def flats(row: Row) -> list[Tensor]:
+    """`flat` for each."""
+    return [tensor.view(-1) if tensor.is_contiguous() else flat(tensor) for tensor in row]
+
+
+class Piece(NamedTuple):
+    """The elements [begin, end) of a tensor."""
+
+    tensor: int
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+
+def blocks(sizes: Sequence[int], block: int, largest: int) -> Iterator[list[Piece]]:
+    """Tensors of these sizes as a row, `block` elements of it at a time, in pieces of which none is larger than so."""
+    pieces: list[Piece] = []
+    room = block
+    for k, size in enumerate(sizes):
+        begin = 0
+        while begin < size:
+            pieces.append(Piece(k, begin, min(size, begin + min(largest, room))))
+            begin, room = pieces[-1].end, room - pieces[-1].size
+            if room == 0:
+                yield pieces
+                pieces, room = [], block
+    if pieces:
+        yield pieces
+
+
+def cut(flat_row: Row, pieces: Sequence[Piece]) -> list[Tensor]:
+    """Those pieces of tensors that are rows of memory."""
+    return [flat_row[k][begin:end] for k, begin, end in pieces]
 
 
 def whole_numbers(*values: int) -> bytes:

@@ -6,8 +6,9 @@ weights (the caller counts, say rank << 48 | draw), `index` a tensor in it; the 
 memory, counted from `start` when the tensor is a piece of a longer one. Different keys never share bits, by
 construction. The global generators are never touched.
 
-Without the kernels `normal_` still gives the same numbers, at several times the price; `sample_`, which training
-calls at every step, then takes other numbers of the same distribution, from `generators`.
+Without the kernels `normal_` still gives the same numbers, at several times the price; `sample_all_`, which training
+calls at every step, then takes other numbers of the same distribution, from `generators`: for its tensors as one row,
+under the index of the first.
 """
 
 import math
@@ -23,7 +24,6 @@ from credo.errors import InvalidValue
 from credo.kernels import generators, lists, philox
 from credo.kernels.lists import Row
 from credo.kernels.native import integers
-from credo.kernels.scratch import scratch
 
 WINDOW = 2048  # tiles that the twin draws at once: its intermediate tensors stay in the cache
 LARGEST = 1 << 33  # elements: 2³² blocks of a stream have numbers for so many
@@ -53,13 +53,12 @@ def sample_(
     seed: int,
     stream: int,
     index: int = 0,
-    start: int = 0,
     mean: Tensor | None = None,
 ) -> None:
     """weight ← mean + ε·√(scale / (curvature + shift)); without a `mean` it is what `weight` holds."""
     shifts = [shift] if isinstance(shift, Tensor) else shift
     means = None if mean is None else [mean]
-    sample_all_([weight], [curvature], scale, shifts, seed, stream, [index], [start], means)
+    sample_all_([weight], [curvature], scale, shifts, seed, stream, [index], means)
 
 
 @torch.no_grad()
@@ -85,11 +84,11 @@ def sample_all_(
     seed: int,
     stream: int,
     indices: Sequence[int],
-    starts: Sequence[int],
     means: Row | None = None,
     kept: Kept | None = None,
 ) -> None:
     """`sample_` for many tensors in one call; `shift` is one number, or a tensor for each. `kept` gets the means."""
+    starts = [0] * len(weights)
     _check(weights, seed, stream, indices, starts)
     number, shifts = (float(shift), None) if isinstance(shift, float | int) else (0.0, shift)
     rows, key = (weights, means or weights, curvatures, shifts), (seed, stream, indices, starts)
@@ -138,41 +137,42 @@ def _sample_otherwise(
     aligned = present if lists.aligned(*present) else _align(present)
     by_kernel = [*aligned, *[None] * (4 - len(aligned))]
     if not _sample_by_kernel(by_kernel, None, scale, shift, seed, stream, indices, starts):
-        _sample_twin(aligned, scale, shift, seed, stream, indices, starts)
+        _sample_twin(aligned, scale, shift, seed, stream, indices)
     _hand_back(aligned[0], present[0])
 
 
 def _sample_twin(
-    rows: Sequence[Row],
-    scale: float,
-    shift: float,
-    seed: int,
-    stream: int,
-    indices: Sequence[int],
-    starts: Sequence[int],
+    rows: Sequence[Row], scale: float, shift: float, seed: int, stream: int, indices: Sequence[int]
 ) -> None:
     """With noise from `generators` on the CPU, from the counter elsewhere."""
-
-    def use(k: int, begin: int, end: int, noise: Tensor) -> None:
-        weight, mean, curvature, *shifts = (flat[k][begin:end] for flat in flats)
-        sigma = scratch("sigma", (end - begin,), noise)
-        torch.add(curvature, shifts[0] if shifts else shift, out=sigma).rsqrt_()
-        torch.addcmul(mean, sigma, noise, value=math.sqrt(scale), out=weight)
-
-    weights, flats = rows[0], [[lists.flat(tensor) for tensor in row] for row in rows]
-    there = [k for k, weight in enumerate(weights) if not weight.is_cpu]
-    keys = [indices[k] for k in there], [starts[k] for k in there]
-    for k, begin, end, noise in _draws([weights[k] for k in there], seed, stream, *keys):
-        use(there[k], begin, end, noise)
-    for dtype in (torch.float32, torch.float64):
-        here = [k for k, weight in enumerate(weights) if weight.is_cpu and _noise_type(weight) is dtype]
-        sizes = [weights[k].numel() for k in here]
-        keys = [starts[k] for k in here], [indices[k] for k in here]
-        generators.draw(sizes, *keys, seed, stream, dtype, partial(_renamed, here, use))
+    kinds = [(weight.is_cpu, _noise_type(weight)) for weight in rows[0]]
+    for kind in dict.fromkeys(kinds):
+        here = [k for k, other in enumerate(kinds) if other == kind]
+        weights, means, *widths = ([row[k] for k in here] for row in rows)
+        if means[0] is not weights[0]:
+            torch._foreach_copy_(weights, means)
+        use = partial(_add_noise, [lists.flats(row) for row in (weights, *widths)], scale, shift)
+        if kind[0]:
+            sizes = [weight.numel() for weight in weights]
+            generators.draw(sizes, seed, stream, indices[here[0]], kind[1], use)
+            continue
+        own_indices, starts = [indices[k] for k in here], [0] * len(here)
+        for k, begin, end, noise in _draws(weights, seed, stream, own_indices, starts):
+            use([lists.Piece(k, begin, end)], [noise])
 
 
-def _renamed(places: Sequence[int], use: generators.Use, k: int, begin: int, end: int, noise: Tensor) -> None:
-    use(places[k], begin, end, noise)
+def _add_noise(
+    flats: Sequence[Row],
+    scale: float,
+    shift: float,
+    pieces: Sequence[lists.Piece],
+    noises: list[Tensor],
+) -> None:
+    """To pieces of the weights, by their widths. By `rsqrt`: for `sqrt` torch starts threads on any 2048 elements."""
+    weights, curvatures, *shifts = (lists.cut(row, pieces) for row in flats)
+    widths = torch._foreach_add(curvatures, shifts[0] if shifts else shift)
+    torch._foreach_rsqrt_(widths)
+    torch._foreach_addcmul_(weights, noises, widths, math.sqrt(scale))
 
 
 def _noise_type(out: Tensor) -> torch.dtype:

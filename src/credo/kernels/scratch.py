@@ -18,6 +18,7 @@ from torch import Tensor
 
 LIMIT = 24 << 20  # bytes that all the buffers of one kernel may have together
 SHELF = 64 << 20  # bytes that may wait to be lent again
+VIEWS = 512  # of buffers, in the shapes that were asked for; making one takes longer than many an operation
 BRIEF = 31 << 20  # bytes of one block that comes and goes; above 32 MB glibc learns nothing from it
 SMALL = 64 << 10  # bytes: below, the C library has memory at hand, and keeping account takes longer
 
@@ -40,19 +41,36 @@ def workspace(name: str, size: int, like: Tensor) -> int:
 
 def scratch(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """An uninitialised tensor of `shape` with the type and device of `like`; the next call of that `name` reuses it."""
-    if like.device.type != "cpu":
+    if not like.is_cpu:
         return like.new_empty(
             shape
         )  # other devices' allocators keep memory themselves, and know about streams
+    views: dict[Any, Tensor] = _kept.__dict__.setdefault("views", {})
+    key = (name, like.dtype, shape)
+    view = views.get(key)
+    if view is None:
+        view = _new_view(name, shape, like.dtype)
+        views[key] = view
+    return view
+
+
+def _new_view(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Of the buffer with that name; where it is too small, of a new one, and those of the old are forgotten."""
     buffers: dict[tuple[str, torch.dtype], Tensor] = _kept.__dict__.setdefault("buffers", {})
-    size = torch.Size(shape).numel()
-    buffer = buffers.get((name, like.dtype))
-    if buffer is None or buffer.numel() < size:
-        with torch.inference_mode(
-            False
-        ):  # else it would be an inference tensor, of no use to a later backward
-            buffer = buffers[name, like.dtype] = torch.empty(size, dtype=like.dtype)
-    return buffer[:size].view(shape)
+    buffer, size = buffers.get((name, dtype)), torch.Size(shape).numel()
+    with torch.inference_mode(False):  # else it would be an inference tensor, of no use to a later backward
+        if buffer is None or buffer.numel() < size:
+            buffer = buffers[name, dtype] = torch.empty(size, dtype=dtype)
+            _forget_views(name, dtype)
+        elif len(_kept.__dict__["views"]) >= VIEWS:
+            _kept.__dict__["views"].clear()
+        return buffer[:size].view(shape)
+
+
+def _forget_views(name: str, dtype: torch.dtype) -> None:
+    views = _kept.__dict__["views"]
+    for key in [key for key in views if key[:2] == (name, dtype)]:
+        del views[key]
 
 
 def lend(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def sample_stacks_(
     if call is None:
         for k in range(samples):
             own = [stack[k] for stack in stacks]
-            sample_all_(own, curvatures, scale, shift, seed, stream + k, indices, [0] * len(own), means)
+            sample_all_(own, curvatures, scale, shift, seed, stream + k, indices, means)
         return
     layout = lists.whole_numbers(*[mean.numel() for mean in means], *indices)
     key, numbers = integers(seed, stream), lists.doubles(scale, number)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from ctypes import c_int64
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,11 @@ from torch.autograd.graph import increment_version
 from credo.kernels import lists
 from credo.kernels.lists import Row
 
-TOGETHER = 1 << 20  # elements that the twin updates at once, unless one tensor has more
+TOGETHER = (
+    1 << 16
+)  # elements that each thread of the twin updates at a time: six rows of them fit the L2 cache
+FEW = 1 << 18  # elements that are not worth cutting
+ELSEWHERE = 1 << 22  # on an accelerator, which likes few large calls
 
 
 class Settings(NamedTuple):
@@ -72,10 +77,10 @@ def vogn_all_(
     with torch.no_grad():
         if origins is not None:
             torch._foreach_copy_(list(means), list(origins))
-        for few in _groups(means):
-            mu, m, s, gradient, square = ([row[k] for k in few] for row in rows)
-            own_prior = number if priors is None else [priors[k] for k in few]
-            own_means = None if prior_means is None else [prior_means[k] for k in few]
+        optional = [row for row in (priors, prior_means) if row is not None]
+        for mu, m, s, gradient, square, *others in _cut([*rows, *optional]):
+            own_prior = number if priors is None else others[0]
+            own_means = None if prior_means is None else others[-1]
             _vogn_twin(mu, m, s, gradient, square, own_prior, own_means, settings)
 
 
@@ -104,18 +109,19 @@ def _vogn_twin(
     torch._foreach_addcdiv_(means, momenta, precisions, -settings.lr)
 
 
-def _groups(tensors: Row) -> Iterator[list[int]]:
-    """Neighbours with `TOGETHER` elements at most: few calls, and little memory for what they compute on the way."""
-    group: list[int] = []
-    elements = 0
-    for k, tensor in enumerate(tensors):
-        if group and elements + tensor.numel() > TOGETHER:
-            yield group
-            group, elements = [], 0
-        group.append(k)
-        elements += tensor.numel()
-    if group:
-        yield group
+def _cut(rows: Sequence[Row]) -> Iterator[list[list[Tensor]]]:
+    """All rows, some elements at a time; whole tensors where there are few, or they lie in different orders."""
+    sizes = [tensor.numel() for tensor in rows[0]]
+    if sum(sizes) <= FEW:
+        yield [list(row) for row in rows]
+    elif not lists.aligned(*rows):
+        yield from ([[tensor] for tensor in tensors] for tensors in zip(*rows, strict=True))
+    else:
+        on_cpu = all(tensor.is_cpu for tensor in rows[0])
+        together = TOGETHER * torch.get_num_threads() if on_cpu else ELSEWHERE
+        flats = [lists.flats(row) for row in rows]
+        for pieces in lists.blocks(sizes, together, together):
+            yield [lists.cut(row, pieces) for row in flats]
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
@@ -129,9 +135,13 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
 def _all_finite_twin(tensors: list[Tensor]) -> bool:
     if not tensors:
         return True
-    # A norm is finite only if all elements are. Large finite ones may overflow: then look at each.
-    sums = torch.stack([norm.double() for norm in torch._foreach_norm(tensors)])
-    return bool(sums.isfinite().all()) or all(bool(tensor.isfinite().all()) for tensor in tensors)
+    # A sum is finite only if all elements are. Large finite ones may overflow: then look at each.
+    sums = [tensor.sum() for tensor in tensors]
+    if all(own.is_cpu for own in sums):
+        finite = isfinite(sum(own.item() for own in sums))
+    else:
+        finite = bool(torch.stack([own.double() for own in sums]).isfinite().all())
+    return finite or all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
 def _threads() -> c_int64:

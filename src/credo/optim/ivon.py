@@ -150,7 +150,6 @@ class IVON(BayesianOptimizer):
                 self.settings["seed"],
                 self._stream(),
                 places,
-                [0] * len(places),
                 [means[k] for k in places],
             )
 

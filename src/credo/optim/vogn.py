@@ -104,11 +104,11 @@ class VOGN(GaussNewton):
 
     def _draw(self, draw: int) -> None:
         for part in self._uncertain():
-            weights, starts = [p.detach() for p in part.parameters], [0] * len(part.parameters)
+            weights = [p.detach() for p in part.parameters]
             means = self._keeper.kept(part.parameters)
             kept = self._keeper.leave(part.parameters) if means is None else None
             seed = self.settings["seed"]
-            noise.sample_all_(weights, *part.widths, seed, draw, part.places, starts, means, kept)
+            noise.sample_all_(weights, *part.widths, seed, draw, part.places, means, kept)
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
         stacks: dict[int, Tensor] = {}
