@@ -1,7 +1,7 @@
 """VOGN's settings for the streams of tasks at CPU size, chosen on validation images.
 
     python -m benchmarks.continual_study permuted-mnist --data DIR
-    python -m benchmarks.continual_study split-mnist --data DIR --only "as on Permuted MNIST"
+    python -m benchmarks.continual_study split-mnist --data DIR --only "small batches"
 
 10,000 of the training images are kept apart and scored, on permutations that the recipe's seeds do not have; the test
 images are never looked at. Prints for each setting `credo.continual.share_left` and, after each task, the accuracy on
@@ -50,8 +50,11 @@ STUDIES: Final[Mapping[str, Mapping[str, ContinualTraining]]] = {
     },
     "split-mnist": {
         "first": vogn(128, 0.7, 0.03, epochs=20, lr=5e-3, ema_rate=1e-2),
+        "the old mean": replace(vogn(128, 0.7, 0.03, epochs=20, lr=5e-3, ema_rate=1e-2), start="mean"),
         "fast": vogn(128, 0.7, 0.03, epochs=20, lr=1e-2, ema_rate=2e-2, initial_precision=1e3),
+        "fast, one rate": vogn(128, 0.7, 0.03, epochs=20, lr=1e-2, ema_rate=1e-2, initial_precision=1e3),
         "narrow prior": vogn(64, 0.7, 0.03, epochs=20, lr=5e-3, ema_rate=5e-3, prior_precision=100.0),
+        "small batches": vogn(32, 0.7, 0.03, epochs=20, lr=5e-3, ema_rate=3e-3, initial_precision=1e3),
     },
 }  # from an initial precision of 1e4 and a prior of N(0, 1) where nothing is said
 
