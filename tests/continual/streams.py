@@ -32,6 +32,22 @@ def vogn(model: nn.Module, data_size: int, prior: credo.Posterior | None, seed: 
     return credo.VOGN(model, 5e-3, data_size=data_size, prior=prior, seed=seed, damping=1e-2)
 
 
+def noisy_kfac(model: nn.Module, data_size: int, prior: credo.Posterior | None, seed: int) -> credo.NoisyKFAC:
+    return credo.NoisyKFAC(model, data_size=data_size, prior=prior, seed=seed, damping=0.1)
+
+
+def bbb(model: nn.Module, data_size: int, prior: credo.Posterior | None, seed: int) -> credo.BayesByBackprop:
+    return credo.BayesByBackprop(model, 1e-2, data_size=data_size, prior=prior, seed=seed)
+
+
+def ivon(model: nn.Module, data_size: int, prior: credo.Posterior | None, seed: int) -> credo.IVON:
+    rates = {"lr": 0.02, "betas": (0.9, 0.99), "initial_curvature": 0.1}
+    return credo.IVON(model, data_size=data_size, prior=prior, seed=seed, **rates)
+
+
+METHODS = {"VOGN": vogn, "Noisy K-FAC": noisy_kfac, "BBB": bbb, "IVON": ivon}
+
+
 def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, 1e-2)
 

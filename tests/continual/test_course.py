@@ -6,13 +6,16 @@ import torch
 from credo import metrics
 from credo.continual import Coreset, Course, Learner, Point, Task, Variational, annealed, learn
 from credo.errors import CallOrderError, InvalidType, InvalidValue
-from tests.continual.streams import adam, classification, network, vogn, with_heads
+from tests.continual.streams import METHODS, adam, classification, network, vogn, with_heads
 
 LEARNERS = {
     "vogn, fresh": lambda: Variational(network(), vogn),
     "vogn, mean, annealed": lambda: Variational(network(), vogn, start="mean", annealing=annealed(0.1, 0.5)),
     "vogn, coreset": lambda: Variational(network(), vogn, coreset=Coreset(5, steps=3)),
     "vogn, heads": lambda: Variational(with_heads(), vogn, coreset=Coreset(5, "k-center", steps=3)),
+    "noisy k-fac": lambda: Variational(network(), METHODS["Noisy K-FAC"], start="mean"),
+    "bbb, heads": lambda: Variational(with_heads(), METHODS["BBB"]),
+    "ivon, heads": lambda: Variational(with_heads(), METHODS["IVON"]),
     "adam": lambda: Point(network(), adam),
     "joint": lambda: Point(network(), adam, joint=True),
     "joint, heads": lambda: Point(with_heads(), adam, joint=True),
@@ -111,6 +114,19 @@ def test_the_learning_rate_follows_the_annealing():
     assert rates == pytest.approx([1e-2, 1e-2, 1e-2, 1e-3])
 
 
+def test_the_rate_of_the_precision_falls_with_that_of_the_mean():
+    rates = []
+    learner = Variational(network(), vogn, annealing=annealed(0.01, hold=0.5))
+
+    def watch(course: Course) -> None:
+        if course.batch:
+            group = learner._optimizer.param_groups[0]
+            rates.append((group["lr"], group["ema_rate"]))
+
+    learn(learner, [classification(0), classification(1)], epochs=4, batch_size=90, watch=watch)
+    assert rates == 2 * [pytest.approx((5e-3 * f, 0.1 * f)) for f in (1, 1, 1, 0.1)]
+
+
 def test_the_global_random_stream_is_left_alone():
     learner = LEARNERS["vogn, heads"]()
     state = torch.get_rng_state()
@@ -165,6 +181,9 @@ def test_bad_learners():
         Point(network(), adam, joint=True, ewc=1.0)
     with pytest.raises(InvalidType, match="posterior"):
         Variational(network(), vogn, posterior=1.0)
+    for precision in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidValue, match="new_precision"):
+            Variational(with_heads(), vogn, new_precision=precision)
     for end, hold in ((0.0, 0.0), (1.5, 0.0), (0.1, 1.0), (float("nan"), 0.0)):
         with pytest.raises(InvalidValue, match=r"end|hold"):
             annealed(end, hold)

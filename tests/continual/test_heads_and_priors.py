@@ -98,8 +98,30 @@ def test_a_layer_without_a_fresh_start_is_named():
             super().__init__()
             self.scale = nn.Parameter(torch.ones(3))
 
+    model = nn.Sequential(nn.Linear(3, 3), Scale())
+    before = weights(model)
     with pytest.raises(InvalidType, match="Scale"):
-        reset_parameters(nn.Sequential(nn.Linear(3, 3), Scale()), 0)
+        reset_parameters(model, 0)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(model).items())
+
+
+@pytest.mark.parametrize(
+    "posterior",
+    [
+        posterior_of(nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, CLASSES))),
+        posterior_of(nn.Linear(2, 2)),
+    ],
+    ids=["shapes", "names"],
+)
+@pytest.mark.parametrize("start", ["fresh", "mean"])
+def test_a_posterior_of_another_model_changes_nothing(start, posterior):
+    model = network()
+    learner, before = Variational(model, vogn, start=start, posterior=posterior), weights(model)
+    with pytest.raises(InvalidValue, match="does not fit the model"):
+        learner.begin(classification(0))
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(model).items())
+    learner.posterior = None
+    learner.begin(classification(0))
 
 
 @pytest.mark.parametrize("start", ["fresh", "mean"])

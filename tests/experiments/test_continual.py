@@ -10,6 +10,7 @@ from credo.continual import MultiHead
 from credo.data import Examples, Splits
 from credo.errors import InvalidValue
 from credo.experiments import continual, streams
+from credo.experiments.continual_learners import learner_for
 from credo.experiments.continual_recipe import ContinualRecipe
 from credo.experiments.continual_report import write_report
 from credo.experiments.continual_runs import CONTINUAL, continual_recipe_of, run_stream
@@ -99,6 +100,23 @@ def test_split_tasks():
     with pytest.raises(InvalidValue, match="tasks=3"):
         streams.split(splits(), 3)
     assert isinstance(continual.model_of(CONTINUAL["split-mnist"], tasks), MultiHead)
+
+
+@pytest.mark.parametrize("name", ["vogn", "vcl"])
+def test_heads_that_arrive_later_have_the_prior_of_the_first(name, tmp_path):
+    """The first head's is the optimiser's `prior_precision`; the second's comes by way of the learner."""
+    recipe = tiny(CONTINUAL["split-mnist"])
+    training = next(row.cpu for row in recipe.rows if row.name == name)
+    training = replace(training, settings={**training.settings, "prior_precision": 7.0})
+    tasks = streams.split(splits(), 2)
+    learner = learner_for(training, continual.model_of(recipe, tasks), seed=0)
+    first = learner.begin(tasks[0])
+    learner.step(*first.batch(torch.arange(20)))
+    learner.finish(first)
+    learner.begin(tasks[1])
+    optimizer = learner._optimizer
+    head = dict(learner.model.named_parameters())["heads.head_1.weight"]
+    torch.testing.assert_close(optimizer.state[head]["prior_precision"], torch.full_like(head, 7.0))
 
 
 def test_the_papers_settings():

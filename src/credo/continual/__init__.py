@@ -7,6 +7,7 @@ from credo.continual.heads import MultiHead
 from credo.continual.learner import Learner, annealed, cross_entropies
 from credo.continual.point import Point
 from credo.continual.priors import merged, prior_for, reset_parameters
+from credo.continual.returning import share_left
 from credo.continual.tasks import Task
 from credo.continual.variational import Variational
 
@@ -26,4 +27,5 @@ __all__ = [
     "reset_parameters",
     "cross_entropies",
     "annealed",
+    "share_left",
 ]

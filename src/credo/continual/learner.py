@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias, final
+from typing import Any, ClassVar, TypeAlias, final
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from credo.posterior.isolation import undisturbed
 from credo.predict import predict
 
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]  # (outputs, targets) → a loss for each example
-Annealing: TypeAlias = Callable[[float], float]  # progress in the task, 0 to 1 → factor of the learning rate
+Annealing: TypeAlias = Callable[[float], float]  # progress in the task, 0 to 1 → factor of the rates
 
 
 def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def annealed(end: float = 1.0, hold: float = 0.0) -> Annealing:
-    """The learning rate stays for the share `hold` of a task, then falls exponentially to `end` times its value."""
+    """The rates stay for the share `hold` of a task, then fall exponentially to `end` times their values."""
     arguments.number("end", end, 0, 1, open_low=True)
     arguments.number("hold", hold, 0, 1, open_high=True)
     return lambda progress: float(end ** (max(progress - hold, 0.0) / (1 - hold)))
@@ -40,6 +40,9 @@ class Learner(ABC):
     """
 
     joint = False  # whether the data of earlier tasks may be seen again; only for upper bounds
+    rates: ClassVar[tuple[str, ...]] = (
+        "lr",
+    )  # what the annealing scales, of the optimiser's parameter groups
 
     def __init__(self, model: nn.Module, *, loss: Loss, annealing: Annealing, kind: str, seed: int) -> None:
         self.model, self.loss, self.annealing = model, loss, annealing
@@ -47,6 +50,7 @@ class Learner(ABC):
         self.seed = arguments.seed(seed)
         self.tasks = 0  # how many are finished
         self._optimizer: Any = None
+        self._first_rates: list[dict[str, float]] = []  # of the task under way, group by group
 
     # What a method must say
 
@@ -88,8 +92,10 @@ class Learner(ABC):
         with self._entered(task):
             part = self._part(task)
             self._optimizer = self._prepared(part)
-        for group in self._optimizer.param_groups:
-            group.setdefault("initial_lr", float(group["lr"]))
+        groups = self._optimizer.param_groups
+        self._first_rates = [
+            {name: float(group[name]) for name in self.rates if name in group} for group in groups
+        ]
         return part
 
     @final
@@ -100,8 +106,9 @@ class Learner(ABC):
         """
         if self._optimizer is None:
             raise CallOrderError("no task is under way; begin(task) comes first")
-        for group in self._optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * self.annealing(progress)
+        factor = self.annealing(progress)
+        for group, first in zip(self._optimizer.param_groups, self._first_rates, strict=True):
+            group.update({name: rate * factor for name, rate in first.items()})
         with self._using(head):
             return float(self._take_step(self._optimizer, inputs, targets))
 

@@ -1,5 +1,8 @@
 """Yesterday's posterior as today's prior, also for weights that yesterday did not know; and a fresh start."""
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor, nn
 
 from credo.errors import InvalidType, InvalidValue
@@ -44,21 +47,25 @@ def merged(old: Posterior | None, new: Posterior) -> DiagonalPosterior:
 def reset_parameters(model: nn.Module, seed: int) -> None:
     """torch's own initialisation of every layer that trains, from a private random stream."""
     device = next((p.device for p in model.parameters()), None)
+    resets = [_reset_of(module) for module in model.modules() if _trains(module)]  # all or none
     with undisturbed(seed, device):
-        for module in model.modules():
-            own = list(module.parameters(recurse=False))
-            if own and all(p.requires_grad for p in own):
-                _reset(module)
+        for reset in resets:
+            reset()
 
 
-def _reset(module: nn.Module) -> None:
+def _trains(module: nn.Module) -> bool:
+    own = list(module.parameters(recurse=False))
+    return bool(own) and all(p.requires_grad for p in own)
+
+
+def _reset_of(module: nn.Module) -> Callable[[], Any]:
     reset = getattr(module, "reset_parameters", None)
     if not callable(reset):
         raise InvalidType(
             f"{type(module).__name__} has parameters and no reset_parameters(), so its mean cannot start afresh. "
             "Give it one, or start from the previous mean: start='mean'"
         )
-    reset()
+    return reset  # type: ignore[no-any-return]
 
 
 def _refuse_other_models(trained: dict[str, Tensor], mean: dict[str, Tensor]) -> None:

@@ -33,7 +33,11 @@ class Variational(Learner):
     new_precision: the prior N(0, 1/new_precision) of weights that arrive later, those of a new head.
     coreset: examples of each task to be kept back, for a last look before predictions.
     samples: C, the samples of the posterior in predictions.
+    annealing: scales the rate of the precision with that of the mean. To Bayes' rule they are one rate; what is stored
+        is then a mean over the last part of the task, not over the last 1/`ema_rate` batches.
     """
+
+    rates = ("lr", "ema_rate")
 
     def __init__(
         self,

@@ -37,6 +37,9 @@ def _variational(optimizer: Any, training: ContinualTraining, model: nn.Module, 
         model,
         make,
         start=training.start,
+        new_precision=float(
+            training.settings.get("prior_precision", 1.0)
+        ),  # later heads have the first one's prior
         annealing=annealed(training.last_lr, training.hold),
         samples=training.samples,
         seed=seed,
