@@ -133,7 +133,6 @@ class GaussNewton(SquaresOptimizer):
         squares_unit: float,
     ) -> None:
         states = [self._state(group, p, q, squares_unit) for p, q in zip(parameters, squares, strict=True)]
-        priors = [self._shrinkage(group, p) for p in parameters]
         numbers = update.Settings(
             float(group["lr"]),
             group["momentum"],
@@ -144,12 +143,12 @@ class GaussNewton(SquaresOptimizer):
         )
         origins = self._keeper.kept(parameters)
         update.vogn_all_(
-            [p.detach() for p in parameters],
+            parameters,
             [state["momentum"] for state in states],
             [state["curvature"] for state in states],
             [p.grad for p in parameters],  # type: ignore[misc]
             squares,
-            priors if isinstance(priors[0], Tensor) else priors[0],  # type: ignore[arg-type]
+            self._shrinkages(group, parameters),
             [state["prior_mean"] for state in states] if "prior_mean" in states[0] else None,
             numbers,
             origins,
@@ -169,11 +168,12 @@ class GaussNewton(SquaresOptimizer):
     def _moved_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
         """The state of a parameter, on the parameter's device; with a given start the curvature is there at once."""
         state: dict[str, Tensor] = self.state[p]
-        device = p.device
+        known = state.get("curvature")
+        if known is not None and known.device == p.device:
+            return state
         for key, value in state.items():
-            if value.device != device:
-                state[key] = value.to(device)
-        if "curvature" not in state and (start := self._start(group, p)) is not None:
+            state[key] = value.to(p.device)
+        if known is None and (start := self._start(group, p)) is not None:
             state["curvature"] = torch.zeros_like(widen(p.detach())) + start
         return state
 
@@ -196,6 +196,14 @@ class GaussNewton(SquaresOptimizer):
         unit: float = group["tempering"] / self.data_size
         precision: float | Tensor = self.state[p].get("prior_precision", group["prior_precision"])
         return precision * unit
+
+    @final
+    def _shrinkages(self, group: dict[str, Any], parameters: list[Tensor]) -> float | list[Tensor]:
+        """δ̃ for parameters of one group: one number for all, or a tensor for each."""
+        if group["deterministic"] or "prior_precision" not in self.state[parameters[0]]:
+            return float(self._shrinkage(group, parameters[0]))
+        unit = group["tempering"] / self.data_size
+        return list(torch._foreach_mul([self.state[p]["prior_precision"] for p in parameters], unit))
 
     @final
     def beliefs(self) -> Iterator[Belief]:

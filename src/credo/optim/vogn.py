@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import widen
 from credo.curvature.stacks import Stacks
 from credo.kernels import noise
 from credo.kernels.scratch import lend
@@ -104,11 +103,9 @@ class VOGN(GaussNewton):
 
     def _draw(self, draw: int) -> None:
         for part in self._uncertain():
-            weights = [p.detach() for p in part.parameters]
-            means = self._keeper.kept(part.parameters)
+            means, seed = self._keeper.kept(part.parameters), self.settings["seed"]
             kept = self._keeper.leave(part.parameters) if means is None else None
-            seed = self.settings["seed"]
-            noise.sample_all_(weights, *part.widths, seed, draw, part.places, means, kept)
+            noise.sample_all_(part.parameters, *part.widths, seed, draw, part.places, means, kept)
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
         stacks: dict[int, Tensor] = {}
@@ -139,10 +136,7 @@ class VOGN(GaussNewton):
 
     def _shift(self, group: dict[str, Any], parameters: list[Tensor]) -> float | list[Tensor]:
         """δ̃ + γ: one number, or under a posterior as prior a tensor for each parameter."""
-        shifts = [self._shrinkage(group, p) + group["damping"] for p in parameters]
-        if not any(isinstance(shift, Tensor) for shift in shifts):
-            return float(shifts[0])
-        alike = [widen(p.detach()) for p in parameters]
-        return [
-            s if isinstance(s, Tensor) else torch.full_like(p, s) for p, s in zip(alike, shifts, strict=True)
-        ]
+        shrinkages = self._shrinkages(group, parameters)
+        if isinstance(shrinkages, float):
+            return shrinkages + float(group["damping"])
+        return list(torch._foreach_add(shrinkages, group["damping"]))
