@@ -69,6 +69,11 @@ PERMUTED_MNIST: Final = ContinualRecipe(
     ),
 )
 
+# Brighter images have larger gradients, and at the rates above the loss jumps (docs/log.md): shorter steps, and twice
+# as many, so that a fresh start returns all the same.
+VOGN_ON_FASHION: Final = replace(VOGN_ON_CPU, epochs=20, settings={**VOGN_ON_CPU.settings, "lr": 2e-3})
+ON_FASHION: Final = {"vogn": VOGN_ON_FASHION}
+
 RECIPES: Final = (
     PERMUTED_MNIST,
     replace(
@@ -77,7 +82,7 @@ RECIPES: Final = (
         title="Continual learning: Permuted Fashion-MNIST",
         source="not in the paper",
         data="fashion_mnist",
-        rows=tuple(replace(row, published=None) for row in ROWS),
-        note="The settings of Permuted MNIST, untouched: how far they carry to harder images.",
+        rows=tuple(replace(row, cpu=ON_FASHION.get(row.name, row.cpu), published=None) for row in ROWS),
+        note="The settings of Permuted MNIST, but for VOGN at CPU size, which takes shorter steps and 20 epochs.",
     ),
 )
