@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_int64
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,56 +89,49 @@ def sample_all_(
     kept: Kept | None = None,
 ) -> None:
     """`sample_` for many tensors in one call; `shift` is one number, or a tensor for each. `kept` gets the means."""
-    starts = [0] * len(weights)
-    _check(weights, seed, stream, indices, starts)
+    _check(weights, seed, stream, indices, [0] * len(weights))
     number, shifts = (float(shift), None) if isinstance(shift, float | int) else (0.0, shift)
-    rows, key = (weights, means or weights, curvatures, shifts), (seed, stream, indices, starts)
-    if not _sample_by_kernel(rows, kept, scale, number, *key):
+    rows, numbers = (
+        (weights, means or weights, curvatures, shifts),
+        _Numbers(scale, number, seed, stream, indices),
+    )
+    if not _sample_by_kernel(rows, kept, numbers):
         with torch.no_grad():
-            _sample_otherwise(rows, kept, scale, number, *key)
+            _sample_otherwise(rows, kept, numbers)
 
 
-def _sample_by_kernel(
-    rows: Sequence[Row | None],
-    kept: Kept | None,
-    scale: float,
-    shift: float,
-    seed: int,
-    stream: int,
-    indices: Sequence[int],
-    starts: Sequence[int],
-) -> bool:
+class _Numbers(NamedTuple):
+    """What the samples of a row of tensors are drawn with, beside the tensors."""
+
+    scale: float
+    shift: float  # where it is one number for all
+    seed: int
+    stream: int
+    indices: Sequence[int]
+
+
+def _sample_by_kernel(rows: Sequence[Row | None], kept: Kept | None, by: _Numbers) -> bool:
     """Rows of weights, means, curvatures and shifts; whether the kernel could."""
     call = lists.call("sample", *rows, None if kept is None else kept.places)
     if call is None:
         return False
-    layout = call.sizes + lists.whole_numbers(*indices, *starts)
-    numbers = lists.doubles(scale, shift)
+    layout = call.sizes + lists.whole_numbers(*by.indices, *[0] * len(by.indices))  # each begins at its start
+    key, numbers = integers(by.seed, by.stream), lists.doubles(by.scale, by.shift)
     done = None if kept is None else byref(kept.done)
-    call.kernel(call.addresses, layout, call.length, integers(seed, stream), numbers, _threads(), done)
+    call.kernel(call.addresses, layout, call.length, key, numbers, _threads(), done)
     increment_version(rows[0] or ())
     return True
 
 
-def _sample_otherwise(
-    rows: Sequence[Row | None],
-    kept: Kept | None,
-    scale: float,
-    shift: float,
-    seed: int,
-    stream: int,
-    indices: Sequence[int],
-    starts: Sequence[int],
-) -> None:
+def _sample_otherwise(rows: Sequence[Row | None], kept: Kept | None, by: _Numbers) -> None:
     """Tensors that the kernel cannot take as they are: by copies that it can, or by the twin."""
     present = [row for row in rows if row is not None]
     if kept is not None:
         torch._foreach_copy_(list(kept.places), list(present[1]))
         kept.done.value = 1
     aligned = present if lists.aligned(*present) else _align(present)
-    by_kernel = [*aligned, *[None] * (4 - len(aligned))]
-    if not _sample_by_kernel(by_kernel, None, scale, shift, seed, stream, indices, starts):
-        _sample_twin(aligned, scale, shift, seed, stream, indices)
+    if not _sample_by_kernel([*aligned, *[None] * (4 - len(aligned))], None, by):
+        _sample_twin(aligned, *by)
     _hand_back(aligned[0], present[0])
 
 
