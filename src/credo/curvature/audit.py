@@ -5,7 +5,8 @@ forward outside the block, a compiled or scripted model, a custom autograd funct
 gradient without its square, and is refused here, before anything has changed.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,54 +17,52 @@ from credo.curvature.provenance import Derived
 from credo.curvature.watched import Watched
 from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
 
-_OURS: tuple[Any, Any] = (Watched._backward_cls, Derived._backward_cls)
-_LEAF = type(torch.ones(1, requires_grad=True).expand(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+_WATCHED: Any = Watched._backward_cls
+_DERIVED: Any = Derived._backward_cls
+_order = attrgetter("order")
+_LEAF: Any = type(torch.ones(1, requires_grad=True).expand(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 
 
 def audit(
-    roots: Iterable[Tensor], ledger: Ledger, wanted: frozenset[int], declared: int | None
+    roots: Iterable[Tensor], ledger: Ledger, wanted: Container[int], declared: int | None
 ) -> BackwardPass:
     """The pass about to begin; refuses parameters that it would reach by unwatched ways."""
-    uses = [use for node in _watched_nodes(roots, ledger) if (use := node.use).ledger is ledger]
-    counts: dict[int, int] = {}
+    uses = _watched_uses(roots, ledger)
+    once: set[int] = set()
+    more: set[int] = set()
     for use in uses:
-        for source in use.sources:
-            for root in source.roots if source is not None else ():
-                # A use through a computation counts twice: it must wait for the end of the pass.
-                counts[id(root)] = counts.get(id(root), 0) + (1 if source.selects else 2)
-    single = frozenset([key for key, n in counts.items() if n == 1])
-    return BackwardPass(_count_examples(uses, ledger, declared), wanted, single)
+        for source in filter(None, use.sources):
+            for root in source.roots:
+                # What was computed from a parameter must wait for the end of the pass, as a second use must.
+                (once if source.selects and id(root) not in once else more).add(id(root))
+    return BackwardPass(_count_examples(uses, ledger, declared), wanted, once - more)
 
 
-def _watched_nodes(roots: Iterable[Tensor], ledger: Ledger) -> Iterator[Any]:
-    """All nodes of watched operations under the roots; refuses other edges into watched parameters."""
-    stack = [root.grad_fn for root in roots if root.grad_fn is not None]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        ours = isinstance(node, _OURS)
-        if ours and isinstance(node, _OURS[0]):
-            yield node
+def _watched_uses(roots: Iterable[Tensor], ledger: Ledger) -> list[Use]:
+    """All uses by watched operations under the roots; refuses other edges into watched parameters."""
+    uses = []
+    nodes: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen = set(nodes)
+    for node in nodes:  # which grows meanwhile
+        kind: Any = type(node)
+        if kind is _WATCHED and (use := node.use).ledger is ledger:
+            uses.append(use)
         for child, _ in node.next_functions:
-            if child is None:
-                continue
-            if not ours:
+            leaf = type(child) is _LEAF
+            if kind is not _WATCHED and kind is not _DERIVED and (leaf or type(child) is _DERIVED):
                 _check_edge(node, child, ledger)
-            elif type(child) is _LEAF:
-                continue
-            if child not in seen:
+            if not leaf and child is not None and child not in seen:
                 seen.add(child)
-                stack.append(child)
+                nodes.append(child)
+    return uses
 
 
 def _check_edge(node: Any, child: Any, ledger: Ledger) -> None:
-    variable = getattr(child, "variable", None)
-    if variable is not None and id(variable) in ledger.names:
-        names = repr(ledger.names[id(variable)])
-    elif isinstance(child, _OURS[1]):
-        names = ", ".join(repr(ledger.names.get(id(root), "?")) for root in child.source.roots)
-    else:
+    reached = [child.variable] if type(child) is _LEAF else child.source.roots
+    watched = [id(root) for root in reached if id(root) in ledger.parameters]
+    if not watched:
         return
+    names = ", ".join(repr(ledger.names()[key]) for key in watched)
     raise UnsupportedOperation(
         f"parameter {names} reaches the loss through {node.name()}, which was not watched, so its squared "
         "gradients cannot be known. Run the forward inside the block; call the plain module instead of a "
@@ -76,7 +75,7 @@ def _count_examples(uses: list[Use], ledger: Ledger, declared: int | None) -> in
     """M: as declared, or the leading dimension of the first watched operation; all others must fit."""
     if not uses:
         return 0
-    first = min(uses, key=lambda use: use.order).operation
+    first = min(uses, key=_order).operation
     examples = (
         declared if declared is not None else first.merged_from or abs(first.lead)
     )  # -1: an image by itself
@@ -92,7 +91,7 @@ def _count_examples(uses: list[Use], ledger: Ledger, declared: int | None) -> in
 
 def _misfit(use: Use, ledger: Ledger, examples: int) -> str:
     roots = [root for source in use.sources if source is not None for root in source.roots]
-    names = ", ".join(repr(ledger.names[id(root)]) for root in roots)
+    names = ", ".join(repr(ledger.names()[id(root)]) for root in roots)
     lead = use.operation.lead
     got = "no leading dimension" if lead < 0 else f"a leading dimension of {lead}"
     return (

@@ -8,8 +8,9 @@ Inside the block every operation on a watched parameter is found by the paramete
 replaced by one that gives the same result, the same gradient, and the sum of squares beside it.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import final
 
 import torch
 from torch import Tensor
@@ -48,21 +49,28 @@ def capture(
     return watching(subjects_of(parameters), reduction, scale, examples)
 
 
-@contextmanager
-def watching(
-    subjects: Subjects,
-    reduction: str,
-    scale: float = 1.0,
-    examples: int | None = None,
-    stacks: Stacks | None = None,
-) -> Iterator[Statistics]:
+@final
+class watching(AbstractContextManager[Statistics]):
     """`capture` for arguments that are known to be good; with `stacks`, parameters that have many values at once."""
-    interception = Interception(subjects, examples, stacks)
-    try:
-        with interception:
-            yield Statistics(interception.ledger, reduction, scale)
-    finally:
-        interception.ledger.closed = True
+
+    def __init__(
+        self,
+        subjects: Subjects,
+        reduction: str,
+        scale: float = 1.0,
+        examples: int | None = None,
+        stacks: Stacks | None = None,
+    ):
+        self._interception = Interception(subjects, examples, stacks)
+        self._statistics = Statistics(self._interception.ledger, reduction, scale)
+
+    def __enter__(self) -> Statistics:
+        self._interception.__enter__()  # type: ignore[no-untyped-call]
+        return self._statistics
+
+    def __exit__(self, *_: object) -> None:
+        self._interception.__exit__(*_)  # type: ignore[no-untyped-call]
+        self._interception.ledger.closed = True
 
 
 def squared_gradients(

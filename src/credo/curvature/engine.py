@@ -1,16 +1,19 @@
 """The three ways to start a backward pass, read and run as one."""
 
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 from credo.curvature.provenance import tensors_in
-from credo.curvature.unlock import unlocked
+from credo.curvature.unlock import unlocked, with_globals
 
-# What Tensor.backward takes, in its order; it is a shorthand for torch.autograd.backward.
-_BACKWARD = ("tensors", "grad_tensors", "retain_graph", "create_graph", "inputs")
 _NAMES = {
     torch.Tensor.backward: ("self", "gradient", "retain_graph", "create_graph", "inputs"),
     torch.autograd.backward: (
@@ -29,24 +32,57 @@ ENGINE_CALLS = frozenset(_NAMES)
 class EngineCall(NamedTuple):
     """A backward pass that somebody asked for."""
 
+    function: Any  # torch.autograd.backward or torch.autograd.grad
+    arguments: dict[str, Any]
     roots: list[Tensor]
     wanted: list[Tensor] | None  # whose gradients; None: all leaves
     create_graph: bool
-    run: Callable[[], Any]  # runs it without offering it for overriding once more
+
+    def run(self, eyes: AbstractContextManager[Any]) -> Any:
+        """Runs it with `eyes` open, because a checkpoint runs its forward during the backward pass."""
+        twin = _unlocked(self.function)
+        _now.eyes = eyes
+        try:
+            return twin(**self.arguments)
+        finally:
+            _now.eyes = None
 
 
 def read_engine_call(func: Any, args: Any, kwargs: Any) -> EngineCall:
-    names = _NAMES[func]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    wanted = given.get("inputs")
+    given = {**dict(zip(_NAMES[func], args, strict=False)), **kwargs}
     if func is torch.Tensor.backward:
-        func, given = (
-            torch.autograd.backward,
-            {b: given[a] for a, b in zip(names, _BACKWARD, strict=True) if a in given},
-        )
+        func = torch.autograd.backward
+        given["tensors"], given["grad_tensors"] = given.pop("self"), given.pop("gradient", None)
+    roots, wanted = given["outputs" if func is torch.autograd.grad else "tensors"], given.get("inputs")
     return EngineCall(
-        roots=list(tensors_in((given["outputs" if func is torch.autograd.grad else "tensors"],))),
+        func,
+        given,
+        roots=[roots] if isinstance(roots, Tensor) else list(tensors_in(roots)),
         wanted=None if wanted is None else list(tensors_in((wanted,))),
         create_graph=bool(given.get("create_graph")),
-        run=lambda: unlocked(func)(**given),
     )
+
+
+class _Now(threading.local):
+    """The backward pass that this thread is about to begin."""
+
+    eyes: AbstractContextManager[Any] | None = None
+
+
+_now = _Now()
+
+
+@cache
+def _unlocked(function: FunctionType) -> Callable[..., Any]:
+    """The function, which does not offer itself for overriding, and has eyes open only while the engine runs.
+
+    Before, it asks the root a dozen small questions, each of which would go through them.
+    """
+    return with_globals(unlocked(function), {"_engine_run_backward": _run_seen})  # type: ignore[arg-type]
+
+
+def _run_seen(*args: Any, **kwargs: Any) -> Any:
+    eyes, _now.eyes = _now.eyes, None
+    assert eyes is not None
+    with eyes:
+        return _engine_run_backward(*args, **kwargs)

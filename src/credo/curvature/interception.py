@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch._C import _get_function_stack_at, _len_torch_function_stack
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from credo.curvature.arrangement import Arrangement
@@ -39,9 +40,8 @@ class Interception(TorchFunctionMode):
     def __init__(self, subjects: Subjects, declared: int | None, stacks: Arrangement | None = None):
         super().__init__()
         self._stacks = stacks
-        watched = {id(p): p for p in subjects.parameters}
-        self.ledger = Ledger(watched, subjects.names)
-        self._provenance = Provenance(watched.values(), subjects.constants)
+        self.ledger = Ledger(subjects.watched, subjects.names)
+        self._provenance = Provenance(subjects.sources, subjects.constants)
         self._declared = declared
         self._order = count()
         self._examples_second = 0  # inside attention, the number of examples
@@ -177,9 +177,8 @@ class Interception(TorchFunctionMode):
                 "create_graph=True asks for the gradient of a gradient, which has no per-example squares. "
                 "Compute it outside the block."
             )
-        watched = self.ledger.parameters.keys()
-        wanted = watched if call.wanted is None else watched & {id(tensor) for tensor in call.wanted}
-        new, outer = audit(call.roots, self.ledger, frozenset(wanted), self._declared), self.ledger.current
+        wanted = self.ledger.parameters if call.wanted is None else {id(tensor) for tensor in call.wanted}
+        new, outer = audit(call.roots, self.ledger, wanted, self._declared), self.ledger.current
         if outer is not None:  # a re-entrant checkpoint's own backward: its uses belong to the outer pass
             new.join(outer)
         self.ledger.current = new
@@ -192,11 +191,10 @@ class Interception(TorchFunctionMode):
         return result
 
     def _run_call(self, call: EngineCall, func: Any, args: Any, kwargs: Any) -> Any:
-        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        if modes and any(isinstance(mode, Interception) for mode in modes):
+        modes = range(_len_torch_function_stack())
+        if any(isinstance(_get_function_stack_at(k), Interception) for k in modes):
             return func(*args, **kwargs)  # another block around this one wants to see it too
-        with self:  # a checkpoint runs its forward during the backward pass
-            return call.run()
+        return call.run(self)
 
 
 def _is_positions(func: Any, result: Tensor) -> bool:

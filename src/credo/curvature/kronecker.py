@@ -214,12 +214,12 @@ def kronecker_factors(
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise InvalidType(f"loss must return one number, the {reduction} over examples; got {got}.")
-        torch.autograd.grad(value.sum(), subjects.parameters, allow_unused=True)
-    _refuse_reused(stats.factoring.reused, subjects.names)
-    found = stats.found()
+        torch.autograd.grad(value.sum(), list(subjects.watched.values()), allow_unused=True)
+    _refuse_reused(stats.factoring.reused, subjects.names())
+    found, names = stats.found(), subjects.names()
     return {
-        layer_name(subjects.names[id(p)]): (sums.inputs / found.examples, sums.outputs * found.unit)
-        for p in subjects.parameters
+        layer_name(names[id(p)]): (sums.inputs / found.examples, sums.outputs * found.unit)
+        for p in subjects.watched.values()
         if (sums := found.layers.get(id(p)))
     }
 
@@ -229,7 +229,7 @@ def layer_name(weight: str) -> str:
     return "" if weight == "weight" else weight.removesuffix(".weight")
 
 
-def _refuse_reused(weights: list[Tensor], names: dict[int, str]) -> None:
+def _refuse_reused(weights: list[Tensor], names: Mapping[int, str]) -> None:
     if weights:
         raise UnsupportedOperation(
             f"{names[id(weights[0])]!r} is used more than once in one backward pass (a tied or reused layer), where "

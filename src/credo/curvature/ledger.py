@@ -1,6 +1,6 @@
 """Keeps the squares: what each use contributes, what must wait for other uses, and for how many examples."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -28,16 +28,10 @@ class BackwardPass:
     """One run of the autograd engine: which parameters may be squared at once, and which wait for its end."""
 
     examples: int
-    wanted: frozenset[int]  # ids of the parameters whose gradient was asked for
-    single: frozenset[int]  # ids of the parameters with exactly one use
+    wanted: Container[int]  # ids of the parameters whose gradient was asked for
+    single: Container[int]  # ids of the parameters with exactly one use
     deferred: dict[int, list[tuple[Source, Contribution]]] = field(default_factory=dict)
     squared: set[int] = field(default_factory=set)
-
-    def wanted_of(self, source: Source | None) -> Sequence[Tensor]:
-        """The roots of a source whose gradient was asked for."""
-        if source is None or (source.is_parameter and id(source.tensor) in self.wanted):
-            return () if source is None else source.roots
-        return [root for root in source.roots if id(root) in self.wanted]
 
     def join(self, outer: "BackwardPass") -> None:
         """Becomes part of the pass in which it runs: nothing is squared before that one ends."""
@@ -50,7 +44,7 @@ class BackwardPass:
 class Ledger:
     """Σᵢ rᵢ² for each watched parameter, as the backward passes of one block deliver it."""
 
-    def __init__(self, parameters: dict[int, Tensor], names: dict[int, str]):
+    def __init__(self, parameters: Mapping[int, Tensor], names: Callable[[], Mapping[int, str]]):
         self.parameters = parameters
         self.names = names
         self.squares: dict[int, Tensor] = {}
@@ -61,39 +55,30 @@ class Ledger:
     def __del__(self) -> None:
         give_back(self.squares.values())  # for the next block; nobody else has ever held them
 
-    def receive(self, source: Source | None, contribution: Contribution) -> Tensor:
+    def receive(self, current: BackwardPass, source: Source | None, contribution: Contribution) -> Tensor:
         """Notes one use of a source and returns its ordinary gradient Σᵢ rᵢ."""
-        current = self.require_pass()
-        wanted = current.wanted_of(source)
+        wanted = [root for root in source.roots if id(root) in current.wanted] if source is not None else []
         if source is None or not wanted:
             return contribution.total()
-        if source.selects and id(wanted[0]) in current.single:
+        if source.selects and (key := id(wanted[0])) in current.single:
+            if key in current.squared or key in current.deferred:
+                self._refuse_hidden_use(key)
+            current.squared.add(key)
             total, squares = contribution.total_and_squares()
-            self._add_once(wanted[0], squares if source.is_parameter else source.pull_one(squares, wanted[0]))
+            self._add(key, squares if source.is_parameter else source.pull_one(squares, wanted[0]))
             return total
         for root in wanted:
-            self._defer(root, source, contribution)
+            if id(root) in current.squared:
+                self._refuse_hidden_use(id(root))
+            current.deferred.setdefault(id(root), []).append((source, contribution))
         return contribution.total()
 
-    def _add_once(self, root: Tensor, squares: Tensor) -> None:
-        current = self.require_pass()
-        if id(root) in current.squared or id(root) in current.deferred:
-            self._refuse_hidden_use(root)
-        current.squared.add(id(root))
-        self._add(root, squares)
-
-    def _add(self, root: Tensor, squares: Tensor) -> None:
-        known = self.squares.get(id(root))
+    def _add(self, key: int, squares: Tensor) -> None:
+        known = self.squares.get(key)
         if known is None:
-            self.squares[id(root)] = widen(squares)
+            self.squares[key] = widen(squares)
         else:
             known += squares
-
-    def _defer(self, root: Tensor, source: Source, contribution: Contribution) -> None:
-        current = self.require_pass()
-        if id(root) in current.squared:
-            self._refuse_hidden_use(root)
-        current.deferred.setdefault(id(root), []).append((source, contribution))
 
     def settle(self, finished: BackwardPass) -> None:
         """Squares what had to wait: for each example the sum over all uses first, the square after."""
@@ -106,7 +91,7 @@ class Ledger:
 
             with torch.no_grad():
                 like = widen(root.detach())
-                self._add(root, chunked_squares(summed, finished.examples, like))
+                self._add(key, chunked_squares(summed, finished.examples, like))
         if finished.squared or finished.deferred:  # else only gradients of inputs were asked for
             self.examples += finished.examples
 
@@ -123,8 +108,8 @@ class Ledger:
             )
         return self.current
 
-    def _refuse_hidden_use(self, root: Tensor) -> None:
+    def _refuse_hidden_use(self, key: int) -> None:
         raise UnsupportedOperation(
-            f"parameter {self.names[id(root)]!r} is used both inside and outside a re-entrant checkpoint, so "
+            f"parameter {self.names()[key]!r} is used both inside and outside a re-entrant checkpoint, so "
             "its uses cannot be added before they are squared. Use torch.utils.checkpoint(..., use_reentrant=False)."
         )

@@ -60,7 +60,8 @@ class Operation(ABC):
 
     def count_examples(self, rows: Tensor) -> None:
         """Takes the number of examples from the leading dimension of `rows`."""
-        self.lead = rows.shape[0] if rows.dim() > 1 else -1
+        shape = rows.shape
+        self.lead = shape[0] if len(shape) > 1 else -1
         self.merged_from = lead_before_merge(rows)
 
 

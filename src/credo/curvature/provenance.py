@@ -8,7 +8,7 @@ graph that made it.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -90,9 +90,9 @@ class Derived(torch.autograd.Function):
 class Provenance:
     """Knows, by identity, the tensors that stand for parameters and those that are constant."""
 
-    def __init__(self, watched: Iterable[Tensor], constants: Iterable[Tensor]):
-        self.sources: dict[int, Source] = {id(p): Source(p, (p,), True) for p in watched}
-        self.constants: dict[int, Any] = {id(c): c for c in constants}
+    def __init__(self, sources: Mapping[int, Source], constants: Mapping[int, Tensor]):
+        self.sources: dict[int, Source] = dict(sources)
+        self.constants: dict[int, Any] = dict(constants)
         self._alive: dict[int, Any] = {}
         self._myself = weakref.ref(self)
 

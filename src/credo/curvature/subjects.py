@@ -1,40 +1,43 @@
 """Whom a block watches: parameters, their names, and what else in the module is constant."""
 
 import sys
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from credo.curvature.provenance import Source
 from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
 
 Parameters = torch.nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
 
 class Subjects:
-    """Parameters in order, a name for each (by id), and constants: buffers and frozen parameters."""
+    """Parameters in order, and constants: buffers and frozen parameters; all by id. Errors ask for `names`."""
 
-    def __init__(self, named: list[tuple[str, Tensor]], constants: list[Tensor]):
-        self.parameters = [parameter for _, parameter in named if parameter.requires_grad]
-        self.names = {id(parameter): name for name, parameter in named}
-        frozen = [parameter for _, parameter in named if not parameter.requires_grad]
-        self.constants = [*constants, *frozen]
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        constants: Iterable[Tensor],
+        names: Callable[[], Mapping[int, str]],
+    ):
+        self.names = names
+        self.watched: dict[int, Tensor] = {}
+        self.constants = {id(constant): constant for constant in constants}
+        for p in parameters:
+            (self.watched if p.requires_grad else self.constants)[id(p)] = p
+        self.sources = {key: Source(p, (p,), True) for key, p in self.watched.items()}
 
 
 def subjects_of(parameters: Parameters) -> Subjects:
     """Reads a module, parameters() or named_parameters(); anything else is an error that says what it got."""
     if isinstance(parameters, torch.nn.Module):
-        named: dict[int, tuple[str, Tensor]] = {}
-        buffers: list[Tensor] = []
-        for prefix, part in _parts(parameters):
-            _refuse_opaque(prefix, part)
-            for name, p in part._parameters.items():
-                if p is not None:
-                    named.setdefault(id(p), (prefix + name, p))
-            buffers += [b for b in part._buffers.values() if b is not None]
-        return Subjects(list(named.values()), buffers)
+        parts = _parts(parameters)
+        _refuse_opaque(parameters, parts)
+        held = [p for part in parts for p in part._parameters.values() if p is not None]
+        return Subjects(held, _buffers(parts), partial(_names, parameters))
     if isinstance(parameters, (Tensor, str, dict)) or not isinstance(parameters, Iterable):
         raise InvalidType(
             "parameters must be a module, model.parameters() or model.named_parameters(); "
@@ -43,37 +46,45 @@ def subjects_of(parameters: Parameters) -> Subjects:
     pairs = [_named(k, entry) for k, entry in enumerate(parameters)]
     if not pairs:
         raise InvalidValue("parameters is empty: nothing to watch. Was a generator used up before?")
-    return Subjects(pairs, [])
+    return Subjects([p for _, p in pairs], [], {id(p): name for name, p in pairs}.copy)
 
 
 def buffers_of(module: torch.nn.Module) -> list[Tensor]:
-    return [b for _, part in _parts(module) for b in part._buffers.values() if b is not None]
+    return _buffers(_parts(module))
 
 
-def _parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """The module and all in it, each once, with the prefix of its names; several times faster than named_modules."""
-    found, seen = [("", module)], {id(module)}
-    for prefix, part in found:
-        for name, child in part._modules.items():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                found.append((f"{prefix}{name}.", child))
+def _buffers(parts: list[torch.nn.Module]) -> list[Tensor]:
+    return [b for part in parts for b in part._buffers.values() if b is not None]
+
+
+def _names(module: torch.nn.Module) -> dict[int, str]:
+    return {id(p): name for name, p in module.named_parameters()}
+
+
+def _parts(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """The module and all in it, each once; several times faster than modules(), and asked for at every step."""
+    found, seen = [module], {module}
+    for part in found:
+        for child in part._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                found.append(child)
     return found
 
 
 def refuse_opaque(module: torch.nn.Module) -> None:
     """Compiled and scripted modules run where no operation can be seen."""
-    for prefix, part in _parts(module):
-        _refuse_opaque(prefix, part)
+    _refuse_opaque(module, _parts(module))
 
 
-def _refuse_opaque(prefix: str, part: torch.nn.Module) -> None:
-    kind = _opacity(type(part))  # type: ignore[arg-type]  # mypy: the hash of a class is not that of its instances
-    if kind:
-        raise UnsupportedOperation(
-            f"module {prefix.rstrip('.') or type(part).__name__!r} is {kind}, so its operations cannot be watched. "
-            "Pass and call the plain module (of a compiled one: module._orig_mod)."
-        )
+def _refuse_opaque(module: torch.nn.Module, parts: list[torch.nn.Module]) -> None:
+    for part in parts:
+        if kind := _opacity(type(part)):  # type: ignore[arg-type]  # mypy: the hash of a class is not that of its instances
+            name = next(name for name, other in module.named_modules() if other is part)
+            raise UnsupportedOperation(
+                f"module {name or type(part).__name__!r} is {kind}, so its operations cannot be watched. "
+                "Pass and call the plain module (of a compiled one: module._orig_mod)."
+            )
 
 
 @cache

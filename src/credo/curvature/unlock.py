@@ -20,8 +20,13 @@ def can_unlock(function: Any) -> bool:
 @cache
 def unlocked(function: FunctionType) -> Callable[..., Any]:
     """The same function, which does not offer itself for overriding."""
-    answers = {question: _no for question in _QUESTIONS if question in function.__globals__}
-    scope = {**function.__globals__, **answers}
+    return with_globals(function, dict.fromkeys(_QUESTIONS, _no))
+
+
+def with_globals(function: FunctionType, others: dict[str, Any]) -> Callable[..., Any]:
+    """The same function, which finds `others` where its module has such names."""
+    known = function.__globals__
+    scope = {**known, **{name: value for name, value in others.items() if name in known}}
     twin = FunctionType(
         function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
     )

@@ -23,7 +23,7 @@ class Watched(torch.autograd.Function):
         """torch's, without its search of every argument for what functorch may have left in it."""
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)  # type: ignore[no-untyped-call]
-        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
+        return _apply(*args)
 
     @staticmethod
     def forward(ctx: Any, use: Use, *tensors: Tensor | None) -> Outputs:
@@ -39,15 +39,18 @@ class Watched(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         if grads[0] is None and all(grad is None for grad in grads):
             return (None,) * (len(needed) + 1)
-        examples = use.ledger.require_pass().examples
+        operation, ledger, current = use.operation, use.ledger, use.ledger.require_pass()
         saved = ctx.saved_tensors  # a checkpoint runs its forward again here, so the block must still see it
         with torch._C.DisableTorchFunction(), _no_autocast(saved):
-            pieces = use.operation.backward(grads, needed, examples, saved)
-            received = [
-                piece if piece is None or isinstance(piece, Tensor) else use.ledger.receive(source, piece)
-                for source, piece in zip(use.sources, pieces, strict=True)
-            ]
+            received: list[Any] = [*operation.backward(grads, needed, current.examples, saved)]
+            for k in operation.parameter_slots:
+                piece = received[k]
+                if piece is not None and not isinstance(piece, Tensor):
+                    received[k] = ledger.receive(current, use.sources[k], piece)
         return None, *received
+
+
+_apply = super(torch.autograd.Function, Watched).apply
 
 
 def _no_autocast(tensors: tuple[Tensor, ...]) -> AbstractContextManager[Any]:

@@ -8,19 +8,24 @@ layer is a convolution with a kernel of one place, channels last.
 
 import ctypes
 from struct import pack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from credo.kernels import native
 from credo.kernels.layout import widened
-from credo.kernels.scratch import lend, scratch, workspace
+from credo.kernels.scratch import SMALL, lend, scratch, workspace
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
 FUSED = 32 << 20  # multiplications: beyond, the library's matrix products are as fast
+KNOWN = 256  # sizes of layers and batches that are remembered
 _NAMES = {torch.float32: "row_sums_f32", torch.float64: "row_sums_f64"}
 _Sizes = tuple[int, int, int, int]  # S, M, I, O
-_known: dict[tuple[int, _Sizes, int], "Fused"] = {}  # by kernel, sizes and threads
+_known: dict[
+    Any, "Fused | None"
+] = {}  # by all that the choice depends on; None: the products are the faster way
+_UNKNOWN: Any = object()
 
 
 def row_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,12 +40,15 @@ def layer_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     if x.dtype is not torch.float32 or g.dtype is not torch.float32:
         x, g = widened(x, g)
-    (examples, inputs), outputs = x.shape, g.shape[-1]
-    if x.is_cpu and 0 < examples * inputs * outputs < FUSED:
-        kernel = native.kernel(_NAMES[x.dtype])
-        if kernel is not None:
-            sizes = (1 if g.dim() == 2 else len(g), examples, inputs, outputs)
-            return _fused(kernel, sizes, x)(x.contiguous(), g.contiguous())
+    if x.is_cpu:
+        key = (x.shape, g.shape, x.dtype, native.asked_for(), torch.get_num_threads())
+        fused = _known.get(key, _UNKNOWN)
+        if fused is _UNKNOWN:
+            if len(_known) >= KNOWN:
+                _known.clear()
+            fused = _known[key] = _fused(x, g)
+        if fused is not None:
+            return fused(x, g)  # type: ignore[no-any-return]
     return _products(x, g) if g.dim() == 2 else _shared_products(x, g)
 
 
@@ -51,12 +59,14 @@ class Fused:
         *_, inputs, outputs = sizes
         self._kernel, self._sizes, self._threads = kernel, native.integers(*sizes), ctypes.c_int64(threads)
         self._weight, self._bias = (outputs, inputs), (outputs,)
+        self._large = outputs * inputs * item_bytes >= SMALL
         # Without memory the kernel only says how much of it it needs.
         self._scratch = kernel(pack("7P", *[0] * 7), self._sizes, self._threads) // item_bytes
 
     def __call__(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        total, squares = g.new_empty(self._weight), lend(self._weight, g)
-        bias_total, bias_squares = g.new_empty(self._bias), lend(self._bias, g)
+        x, g, empty = x.contiguous(), g.contiguous(), g.new_empty
+        total, bias_total, bias_squares = empty(self._weight), empty(self._bias), empty(self._bias)
+        squares = lend(self._weight, g) if self._large else empty(self._weight)
         pointers = pack(
             "7P",
             x.data_ptr(),
@@ -71,12 +81,13 @@ class Fused:
         return total, squares, bias_total, bias_squares
 
 
-def _fused(kernel: native.Kernel, sizes: _Sizes, like: Tensor) -> Fused:
-    key = (id(kernel), sizes, torch.get_num_threads())
-    known = _known.get(key)
-    if known is None:
-        known = _known[key] = Fused(kernel, sizes, key[2], like.element_size())
-    return known
+def _fused(x: Tensor, g: Tensor) -> Fused | None:
+    """For layers of these sizes, where it is the faster way."""
+    (examples, inputs), outputs = x.shape, g.shape[-1]
+    if not 0 < examples * inputs * outputs < FUSED or (kernel := native.kernel(_NAMES[x.dtype])) is None:
+        return None
+    sizes = (1 if g.dim() == 2 else len(g), examples, inputs, outputs)
+    return Fused(kernel, sizes, torch.get_num_threads(), x.element_size())
 
 
 def _products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -80,6 +80,11 @@ def kernel(name: str) -> Kernel | None:
     return symbol(name, best() if chosen == "auto" else instruction_set())
 
 
+def asked_for() -> str | None:
+    """What `forced` asks for in this context: whoever remembers a choice must remember it under this."""
+    return _forced.get()
+
+
 def choice() -> tuple[str, str]:
     """What was asked for ("auto" when nothing was), and by whom."""
     if (chosen := _forced.get()) is not None:

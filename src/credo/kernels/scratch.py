@@ -95,6 +95,8 @@ def give_back(tensors: Iterable[Tensor]) -> None:
     if sys.is_finalizing():
         return  # torch may be gone before the shelf is
     tensors = [tensor for tensor in tensors if tensor.nbytes >= SMALL]
+    if not tensors:
+        return
     waiting = sum(
         len(row) * math.prod(shape) * dtype.itemsize for (shape, dtype), row in list(_shelf.items())
     )

@@ -15,14 +15,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from credo.curvature.subjects import Subjects, buffers_of
+from credo.curvature.subjects import Subjects
 from credo.distributed import World, world
 from credo.errors import CallOrderError, EmptyBatch
 from credo.kernels.update import all_finite
 from credo.optim import arguments, checkpoints, checks
 from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
 from credo.optim.gathering import Gathered, Seen
-from credo.optim.groups import joining_group, parameter_groups, parameter_names
+from credo.optim.groups import joining_group, parameter_groups, parameter_names, subjects_of_groups
 from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
 from credo.optim.sampling import MeanKeeper
@@ -286,8 +286,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         return parameter_names(self.param_groups)
 
     def _subjects(self, parameters: list[Tensor]) -> Subjects:
-        module, names = self._module_now(), self.names()
-        return Subjects([(names[id(p)], p) for p in parameters], [] if module is None else buffers_of(module))
+        return subjects_of_groups(parameters, self.param_groups, self._module_now())
 
     def _module_now(self) -> nn.Module | None:
         return None if self._module is None else self._module()

@@ -35,7 +35,7 @@ class Eyes(TorchFunctionMode, ABC):
         self.at_once = False  # whether several samples are computed together, under vmap
         self.used: set[int] = set()
         self.forward_number = 0  # of the forward passes that had a backward pass between them
-        self._known = Provenance(subjects.parameters, subjects.constants)
+        self._known = Provenance(subjects.sources, subjects.constants)
         self._reduction = reduction
         self._rows: set[int] = set()  # leading dimensions seen since the last backward pass
         self._went_back = False
@@ -92,8 +92,7 @@ class Eyes(TorchFunctionMode, ABC):
         if self.at_once:
             refuse_backward()
         if self._going_back or not self._fills_gradients(func, call):
-            with self:
-                return call.run()
+            return call.run(self)
         if not self.used:
             raise CallOrderError(
                 "the loss was not computed inside the block, so its gradient is not at the sample. Run the forward "
@@ -102,8 +101,7 @@ class Eyes(TorchFunctionMode, ABC):
         examples = self._count()
         self._going_back = True
         try:
-            with self:  # a checkpoint runs its forward during the backward pass
-                result = call.run()
+            result = call.run(self)
         finally:
             self._going_back = False
         self._check_gradients()

@@ -20,28 +20,12 @@ from credo.curvature.rules.registry import register_rule
 from credo.kernels import linear as kernel
 
 
-class Rows:
-    """x (M, I) and g (M, O) of a layer with one position an example; all its sums by one kernel call, at need."""
-
-    def __init__(self, x: Tensor, g: Tensor):
-        self._x, self._g = x, g
-        self._sums: tuple[Tensor, ...] = ()
-
-    def weight(self) -> tuple[Tensor, Tensor]:
-        self._sums = self._sums or kernel.layer_sums(self._x, self._g)
-        return self._sums[0], self._sums[1]
-
-    def bias(self) -> tuple[Tensor, Tensor]:
-        self._sums = self._sums or kernel.layer_sums(self._x, self._g)
-        return self._sums[2], self._sums[3]
-
-
 class OuterProducts(Contribution):
     """rᵢ = Σₜ gᵢₜ xᵢₜᵀ, from x (M, T, I) and g (M, T, O), or (M, I) and (M, O); shape (O, I), or as `shape` says."""
 
-    def __init__(self, x: Tensor, g: Tensor, shape: torch.Size | None = None, rows: Rows | None = None):
+    def __init__(self, x: Tensor, g: Tensor, shape: torch.Size | None = None):
         self.examples = x.shape[0]
-        self._x, self._g, self._rows = x, g, rows
+        self._x, self._g = x, g
         self._shape = shape or torch.Size((g.shape[-1], x.shape[-1]))
 
     def total(self) -> Tensor:
@@ -49,8 +33,6 @@ class OuterProducts(Contribution):
         return (g.T @ x).view(self._shape)
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        if self._rows is not None:
-            return self._rows.weight()
         sums = kernel.row_sums if self._x.dim() == 2 else kernel.sequence_sums
         total, squares = sums(widen(self._x), widen(self._g))
         return total.view(self._shape), squares.view(self._shape)
@@ -65,21 +47,57 @@ class OuterProducts(Contribution):
         return row_factors(widen(self._x), widen(self._g), biased, sharing)
 
 
+class Rows:
+    """x (M, I) and g (M, O) of a layer with one position an example; all its sums by one kernel call, at need."""
+
+    def __init__(self, x: Tensor, g: Tensor, examples: int):
+        self.x, self.g, self.examples = x, g, examples
+        self._sums: tuple[Tensor, ...] = ()
+
+    def sums(self) -> tuple[Tensor, ...]:
+        """Total and squares of the weight, then of the bias."""
+        self._sums = self._sums or kernel.layer_sums(self.x, self.g)
+        return self._sums
+
+
+class WeightOfRows(Contribution):
+    """rᵢ = gᵢ xᵢᵀ, with the sums that come with the bias's."""
+
+    def __init__(self, rows: Rows):
+        self._rows, self.examples = rows, rows.examples
+
+    def total(self) -> Tensor:
+        return self._rows.g.T @ self._rows.x
+
+    def total_and_squares(self) -> tuple[Tensor, Tensor]:
+        sums = self._rows.sums()
+        return sums[0], sums[1]
+
+    def per_example(self, start: int, stop: int) -> Tensor:
+        return self._plain().per_example(start, stop)
+
+    def factors(self, biased: bool, sharing: str) -> Factors:
+        return self._plain().factors(biased, sharing)
+
+    def _plain(self) -> OuterProducts:
+        return OuterProducts(self._rows.x, self._rows.g)
+
+
 class BiasOfRows(Contribution):
     """rᵢ = gᵢ, with the sums that come with the weight's."""
 
-    def __init__(self, g: Tensor, rows: Rows):
-        self.examples = g.shape[0]
-        self._g, self._rows = g, rows
+    def __init__(self, rows: Rows):
+        self._rows, self.examples = rows, rows.examples
 
     def total(self) -> Tensor:
-        return self._g.sum(0)
+        return self._rows.g.flatten(0, -2).sum(0)
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        return self._rows.bias()
+        sums = self._rows.sums()
+        return sums[2], sums[3]
 
     def per_example(self, start: int, stop: int) -> Tensor:
-        return self._g[start:stop]
+        return self._rows.g.flatten(0, -2)[start:stop]
 
 
 @register_rule(F.linear)
@@ -109,8 +127,8 @@ class Linear(Operation):
         if x.dim() != 2 or x.shape[0] != examples or self.axis:
             x, g = by_example(x, examples, self.axis), by_example(g, examples, self.axis)
         if g.dim() == 2 and needed[1] and needed[2]:
-            rows = Rows(x, g)
-            return gx, OuterProducts(x, g, rows=rows), BiasOfRows(g, rows)
+            rows = Rows(x, g, examples)
+            return gx, WeightOfRows(rows), BiasOfRows(rows)
         return gx, OuterProducts(x, g) if needed[1] else None, bias_shares(g) if needed[2] else None
 
 

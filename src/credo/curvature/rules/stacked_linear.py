@@ -15,24 +15,24 @@ from torch import Tensor
 
 from credo.curvature.contribution import Contribution, widen
 from credo.curvature.operation import Operation, Outputs, Pieces
-from credo.curvature.rules.linear import BiasOfRows, OuterProducts, Rows
+from credo.curvature.rules.linear import BiasOfRows, Rows, WeightOfRows
 
 
 class SharedProducts(Contribution):
     """rₖᵢ = gₖᵢ xᵢᵀ, from x (M, I) and g (K, M, O); example number k·M + i."""
 
-    def __init__(self, x: Tensor, g: Tensor, rows: Rows):
-        self.examples = g.shape[0] * g.shape[1]
-        self._x, self._g, self._rows = x, g, rows
+    def __init__(self, rows: Rows):
+        self._rows, self.examples = rows, rows.examples
 
     def total(self) -> Tensor:
-        return self._g.sum(0).T @ self._x
+        return self._rows.g.sum(0).T @ self._rows.x
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        return self._rows.weight()
+        sums = self._rows.sums()
+        return sums[0], sums[1]
 
     def per_example(self, start: int, stop: int) -> Tensor:
-        x, g = widen(self._x), widen(self._g)
+        x, g = widen(self._rows.x), widen(self._rows.g)
         at = torch.arange(start, stop, device=x.device) % len(x)
         return g.flatten(0, 1)[start:stop].unsqueeze(2) * x[at].unsqueeze(1)
 
@@ -73,14 +73,7 @@ class StackedLinear(Operation):
         samples, outputs, _ = self._weights.shape
         g, x = grads[0].reshape(samples, -1, outputs), saved[0]
         gx = torch.bmm(g, self._weights.to(g.dtype)).view(x.shape) if needed[0] else None
-        weight, bias = self._contributions(x.to(g.dtype), g)
-        return gx, weight if needed[1] else None, bias if needed[2] else None
-
-    def _contributions(self, x: Tensor, g: Tensor) -> tuple[Contribution, Contribution]:
-        all_g = g.flatten(0, 1)
-        if self._common:
-            rows = Rows(x, g)
-            return SharedProducts(x, g, rows), BiasOfRows(all_g, rows)
-        x = x.reshape(-1, x.shape[-1])
-        rows = Rows(x, all_g)
-        return OuterProducts(x, all_g, rows=rows), BiasOfRows(all_g, rows)
+        x = x.to(g.dtype)
+        rows = Rows(x, g, examples) if self._common else Rows(x.flatten(0, -2), g.flatten(0, 1), examples)
+        weight = SharedProducts(rows) if self._common else WeightOfRows(rows)
+        return gx, weight if needed[1] else None, BiasOfRows(rows) if needed[2] else None
