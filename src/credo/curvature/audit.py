@@ -35,7 +35,8 @@ def audit(
             for root in source.roots:
                 # What was computed from a parameter must wait for the end of the pass, as a second use must.
                 (once if source.selects and id(root) not in once else more).add(id(root))
-    return BackwardPass(_count_examples(uses, ledger, declared), wanted, once - more)
+    single = [key for key in once - more if key in wanted]
+    return BackwardPass(_count_examples(uses, ledger, declared), wanted, frozenset(single))
 
 
 def _watched_uses(roots: Iterable[Tensor], ledger: Ledger) -> list[Use]:

@@ -29,7 +29,7 @@ class BackwardPass:
 
     examples: int
     wanted: Container[int]  # ids of the parameters whose gradient was asked for
-    single: Container[int]  # ids of the parameters with exactly one use
+    single: Container[int]  # ids of those of them with exactly one use
     deferred: dict[int, list[tuple[Source, Contribution]]] = field(default_factory=dict)
     squared: set[int] = field(default_factory=set)
 
@@ -57,20 +57,20 @@ class Ledger:
 
     def receive(self, current: BackwardPass, source: Source | None, contribution: Contribution) -> Tensor:
         """Notes one use of a source and returns its ordinary gradient Σᵢ rᵢ."""
-        wanted = [root for root in source.roots if id(root) in current.wanted] if source is not None else []
-        if source is None or not wanted:
+        if source is None:
             return contribution.total()
-        if source.selects and (key := id(wanted[0])) in current.single:
+        if source.selects and (key := id(source.roots[0])) in current.single:
             if key in current.squared or key in current.deferred:
                 self._refuse_hidden_use(key)
             current.squared.add(key)
             total, squares = contribution.total_and_squares()
-            self._add(key, squares if source.is_parameter else source.pull_one(squares, wanted[0]))
+            self._add(key, squares if source.is_parameter else source.pull_one(squares, source.roots[0]))
             return total
-        for root in wanted:
-            if id(root) in current.squared:
-                self._refuse_hidden_use(id(root))
-            current.deferred.setdefault(id(root), []).append((source, contribution))
+        for key in map(id, source.roots):
+            if key in current.squared:
+                self._refuse_hidden_use(key)
+            if key in current.wanted:
+                current.deferred.setdefault(key, []).append((source, contribution))
         return contribution.total()
 
     def _add(self, key: int, squares: Tensor) -> None:

@@ -1,6 +1,7 @@
 """The autograd function that takes the place of a watched operation."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -8,9 +9,6 @@ from torch import Tensor
 
 from credo.curvature.ledger import Use
 from credo.curvature.operation import Outputs
-
-_NOTHING = nullcontext()
-
 
 class Watched(torch.autograd.Function):
     """Runs the operation as torch does; its backward gives Σᵢ rᵢ as the gradient and notes Σᵢ rᵢ².
@@ -41,7 +39,7 @@ class Watched(torch.autograd.Function):
             return (None,) * (len(needed) + 1)
         operation, ledger, current = use.operation, use.ledger, use.ledger.require_pass()
         saved = ctx.saved_tensors  # a checkpoint runs its forward again here, so the block must still see it
-        with torch._C.DisableTorchFunction(), _no_autocast(saved):
+        with _plain_torch(saved):
             received: list[Any] = [*operation.backward(grads, needed, current.examples, saved)]
             for k in operation.parameter_slots:
                 piece = received[k]
@@ -53,9 +51,16 @@ class Watched(torch.autograd.Function):
 _apply = super(torch.autograd.Function, Watched).apply
 
 
-def _no_autocast(tensors: tuple[Tensor, ...]) -> AbstractContextManager[Any]:
-    """The backward pass runs in the dtypes that the forward chose."""
-    if not torch._C._is_any_autocast_enabled():
-        return _NOTHING
-    device = next(tensor for tensor in tensors if tensor is not None).device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _NOTHING
+def _plain_torch(tensors: tuple[Tensor, ...]) -> AbstractContextManager[Any]:
+    """The backward pass is not watched itself, and runs in the dtypes that the forward chose."""
+    if torch._C._is_any_autocast_enabled():
+        device = next(tensor for tensor in tensors if tensor is not None).device.type
+        if torch.is_autocast_enabled(device):
+            return _without_autocast(device)
+    return torch._C.DisableTorchFunction()
+
+
+@contextmanager
+def _without_autocast(device: str) -> Iterator[None]:
+    with torch._C.DisableTorchFunction(), torch.autocast(device, enabled=False):
+        yield
