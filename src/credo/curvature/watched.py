@@ -10,6 +10,7 @@ from torch import Tensor
 from credo.curvature.ledger import Use
 from credo.curvature.operation import Outputs
 
+
 class Watched(torch.autograd.Function):
     """Runs the operation as torch does; its backward gives Σᵢ rᵢ as the gradient and notes Σᵢ rᵢ².
 
