@@ -16,7 +16,8 @@ from credo.kernels import native
 from credo.kernels.convolution_twin import empty_sums, weight_sums_twin
 from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.linear import row_sums
-from credo.kernels.scratch import LIMIT, lend, scratch
+from credo.kernels.plans import Plans
+from credo.kernels.scratch import LIMIT, lend, workspace
 from credo.kernels.unfolding import Geometry
 
 __all__ = ["Geometry", "weight_sums", "weight_sums_twin"]
@@ -32,25 +33,42 @@ def weight_sums(
     groups: int,
 ) -> tuple[Tensor, Tensor]:
     """(Σᵢrᵢ, Σᵢrᵢ²), both (C_out, C_in / groups, *kernel_size)."""
+    at = Geometry(tuple(kernel_size), tuple(stride), tuple(padding), tuple(dilation), groups)
+    if plan := _plan(x, g, at):
+        return plan(x, g)
     x, g = widened(x, g)
-    x, at = visited(x, g, Geometry(kernel_size, stride, padding, dilation, groups))
+    x, at = visited(x, g, at)
     if x.numel() == 0 or g.numel() == 0:
         return empty_sums(x, g, at)
-    if math.prod(g.shape[2:]) == 1 and groups == 1:
+    if _has_one_place(g, at):
         return one_place_sums(x, g, at)
-    kernel = native.kernel(f"convolution_{native.suffix(x.dtype)}") if x.device.type == "cpu" else None
-    return weight_sums_twin(x, g, *at) if kernel is None else weight_sums_native(kernel, x, g, at)
+    x, g = readable(x), readable(g)
+    if plan := _plan(x, g, at):
+        return plan(x, g)
+    return weight_sums_twin(x, g, *at) if _kernel(x) is None else sums_of_halves(x, g, at)
+
+
+def _has_one_place(g: Tensor, at: Geometry) -> bool:
+    return math.prod(g.shape[2:]) == 1 and at.groups == 1
+
+
+def _kernel(x: Tensor) -> native.Kernel | None:
+    return native.kernel(f"convolution_{native.suffix(x.dtype)}") if x.is_cpu else None
 
 
 def visited(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Geometry]:
     """A kernel of one tap that strides over most of the input: only the places that it visits, and no stride."""
-    if at.taps > 1 or any(at.padding) or max(at.stride) == 1:
+    if not _skips(at):
         return x, at
     places = [slice(0, stride * size, stride) for stride, size in zip(at.stride, g.shape[2:], strict=True)]
     x = x[(slice(None), slice(None), *places)]
     last = x.dim() == 4 and x.stride(1) == 1
     x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
-    return x, at._replace(stride=[1] * len(places))
+    return x, at._replace(stride=(1,) * len(places))
+
+
+def _skips(at: Geometry) -> bool:
+    return max(at.stride) > 1 and at.taps == 1 and not any(at.padding)
 
 
 def one_place_sums(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
@@ -71,24 +89,53 @@ def one_place_sums(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
     return total, squares
 
 
-def weight_sums_native(kernel: native.Kernel, x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
-    """The C++ kernel; in parts where its copies of x and g would need too much scratch memory."""
-    x, g = readable(x), readable(g)
-    shape = (g.shape[1], x.shape[1] // at.groups, *at.kernel_size)
-    threads = torch.get_num_threads()
-    geometry = native.integers(*numbers(x, g, at))
-    nothing = native.pointer(None)
-    needed = kernel(
-        geometry, nothing, nothing, nothing, nothing, nothing, threads
-    )  # without scratch it only asks
-    if needed > LIMIT and (halves := split(x, g, at)):
-        first, second = (weight_sums_native(kernel, *half) for half in halves)
-        dim = 0 if at.groups > 1 else 1
-        return torch.cat((first[0], second[0]), dim), torch.cat((first[1], second[1]), dim)
-    workspace = scratch("convolution", (-(-needed // x.element_size()),), x)
-    total, squares = x.new_empty(shape), lend(shape, x)
-    kernel(geometry, *map(native.pointer, (x, g, total, squares, workspace)), threads)
-    return total, squares
+class Planned:
+    """The C++ kernel for inputs and gradients of one size and layout."""
+
+    def __init__(self, kernel: native.Kernel, x: Tensor, g: Tensor, at: Geometry):
+        self._kernel, self._threads = kernel, torch.get_num_threads()
+        self._geometry = native.integers(*numbers(x, g, at))
+        self._shape = (g.shape[1], x.shape[1] // at.groups, *at.kernel_size)
+        nothing = native.pointer(None)
+        # Without memory the kernel only says how much of it it needs.
+        self.scratch_bytes = kernel(self._geometry, *[nothing] * 5, self._threads)
+        self._scratch = -(-self.scratch_bytes // x.element_size())
+
+    def __call__(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        total, squares = x.new_empty(self._shape), lend(self._shape, x)
+        memory = native.address(workspace("convolution", self._scratch, x))
+        self._kernel(self._geometry, *map(native.pointer, (x, g, total, squares)), memory, self._threads)
+        return total, squares
+
+
+def _planned(x: Tensor, g: Tensor, at: Geometry) -> Planned | None:
+    """Where the kernel can take x and g as they are, and needs not too much scratch memory for its copies of them."""
+    wide = x.dtype is g.dtype and x.dtype in (torch.float32, torch.float64)
+    if not wide or x.numel() == 0 or g.numel() == 0 or _has_one_place(g, at):
+        return None
+    as_they_are = readable(x) is x and readable(g) is g and not _skips(at)
+    if not as_they_are or (kernel := _kernel(x)) is None:
+        return None
+    plan = Planned(kernel, x, g, at)
+    return None if plan.scratch_bytes > LIMIT and split(x, g, at) else plan
+
+
+_plans = Plans(_planned)
+
+
+def _plan(x: Tensor, g: Tensor, at: Geometry) -> Planned | None:
+    if not x.is_cpu:
+        return None
+    return _plans.get((x.shape, x.stride(), x.dtype, g.shape, g.stride(), g.dtype, at), x, g, at)
+
+
+def sums_of_halves(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
+    """Where the kernel would need too much scratch memory for the whole."""
+    halves = split(x, g, at)
+    assert halves is not None
+    first, second = (weight_sums(part_x, part_g, *part) for part_x, part_g, part in halves)
+    dim = 0 if at.groups > 1 else 1
+    return torch.cat((first[0], second[0]), dim), torch.cat((first[1], second[1]), dim)
 
 
 Part = tuple[Tensor, Tensor, Geometry]

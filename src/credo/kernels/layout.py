@@ -12,6 +12,8 @@ NARROW = (
 
 def widened(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Both in one type, float32 at least: a sum of squares overflows or loses digits in half precision."""
+    if x.dtype is g.dtype and x.dtype in (torch.float32, torch.float64):
+        return x.detach(), g.detach()
     dtype = torch.promote_types(torch.promote_types(x.dtype, g.dtype), torch.float32)
     return x.detach().to(dtype), g.detach().to(dtype)
 

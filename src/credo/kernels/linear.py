@@ -8,24 +8,19 @@ layer is a convolution with a kernel of one place, channels last.
 
 import ctypes
 from struct import pack
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from credo.kernels import native
 from credo.kernels.layout import widened
+from credo.kernels.plans import Plans
 from credo.kernels.scratch import SMALL, lend, scratch, workspace
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
 FUSED = 32 << 20  # multiplications: beyond, the library's matrix products are as fast
-KNOWN = 256  # sizes of layers and batches that are remembered
 _NAMES = {torch.float32: "row_sums_f32", torch.float64: "row_sums_f64"}
 _Sizes = tuple[int, int, int, int]  # S, M, I, O
-_known: dict[
-    Any, "Fused | None"
-] = {}  # by all that the choice depends on; None: the products are the faster way
-_UNKNOWN: Any = object()
 
 
 def row_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,15 +35,8 @@ def layer_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     if x.dtype is not torch.float32 or g.dtype is not torch.float32:
         x, g = widened(x, g)
-    if x.is_cpu:
-        key = (x.shape, g.shape, x.dtype, native.asked_for(), torch.get_num_threads())
-        fused = _known.get(key, _UNKNOWN)
-        if fused is _UNKNOWN:
-            if len(_known) >= KNOWN:
-                _known.clear()
-            fused = _known[key] = _fused(x, g)
-        if fused is not None:
-            return fused(x, g)  # type: ignore[no-any-return]
+    if x.is_cpu and (fused := _plans.get((x.shape, g.shape, x.dtype), x, g)):
+        return fused(x, g)
     return _products(x, g) if g.dim() == 2 else _shared_products(x, g)
 
 
@@ -88,6 +76,9 @@ def _fused(x: Tensor, g: Tensor) -> Fused | None:
         return None
     sizes = (1 if g.dim() == 2 else len(g), examples, inputs, outputs)
     return Fused(kernel, sizes, torch.get_num_threads(), x.element_size())
+
+
+_plans = Plans(_fused)
 
 
 def _products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

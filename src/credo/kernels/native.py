@@ -163,6 +163,11 @@ def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
 
+def address(place: int) -> ctypes.c_void_p:
+    """Of memory that is no tensor."""
+    return ctypes.c_void_p(place)
+
+
 def integers(*values: int) -> ctypes.Array[ctypes.c_int64]:
     """The values as an array of int64."""
     return (ctypes.c_int64 * len(values))(*values)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from credo.kernels import native
 from credo.kernels.layout import flat_strides, readable, widened
-from credo.kernels.scratch import scratch
+from credo.kernels.plans import Plans
+from credo.kernels.scratch import scratch, workspace
 
 CHUNK = 1 << 20  # bytes that the twin works on at a time
 Gradients = tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]
@@ -27,41 +28,61 @@ def batch_norm_backward(
     need_input: bool,
 ) -> Gradients:
     """(gx or None, Σaᵢ, Σaᵢ², Σbᵢ, Σbᵢ²); gx has the type of x, the sums float32 at least."""
+    affine = weight, mean, invstd
+    if plan := _plan(x, g, training, *affine):
+        return plan(x, g, *affine, need_input)
     wide_x, wide_g = widened(x, g)
-    weight = None if weight is None else weight.detach().to(wide_x.dtype)
-    arguments = (wide_x, wide_g, weight, mean.to(wide_x.dtype), invstd.to(wide_x.dtype), training, need_input)
-    kernel = None
-    if x.device.type == "cpu" and x.numel():
-        kernel = native.kernel(f"batch_norm_{native.suffix(wide_x.dtype)}")
-    if kernel is None:
-        gx, a, a_squares, b, b_squares = batch_norm_backward_twin(*arguments)
+    affine = tuple(t if t is None else t.detach().to(wide_x.dtype).contiguous() for t in affine)  # type: ignore[assignment]
+    if _kernel(wide_x) is not None:
+        wide_x, wide_g = alike(readable(wide_x), readable(wide_g))
+    if plan := _plan(wide_x, wide_g, training, *affine):
+        gx, *sums = plan(wide_x, wide_g, *affine, need_input)
     else:
-        gx, a, a_squares, b, b_squares = batch_norm_backward_native(kernel, *arguments)
-    return gx if gx is None else gx.to(x.dtype), a, a_squares, b, b_squares
+        gx, *sums = batch_norm_backward_twin(wide_x, wide_g, *affine, training, need_input)
+    return gx if gx is None else gx.to(x.dtype), *sums  # type: ignore[return-value]
 
 
-def batch_norm_backward_native(
-    kernel: native.Kernel,
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    mean: Tensor,
-    invstd: Tensor,
-    training: bool,
-    need_input: bool,
-) -> Gradients:
-    """The C++ kernel. x and g may both be channels first or both channels last."""
-    x, g = alike(readable(x), readable(g))
-    affine = [t if t is None else t.contiguous() for t in (weight, mean, invstd)]
-    gx = torch.empty_like(x) if need_input else None
-    sums = x.new_empty(4, x.shape[1])
-    shape = native.integers(*x.shape[:2], x[0, 0].numel(), *flat_strides(x), *flat_strides(g), training)
-    tensors = [native.pointer(t) for t in (x, g, *affine, gx, sums)]
-    threads = torch.get_num_threads()
-    needed = kernel(shape, *tensors, native.pointer(None), threads)
-    workspace = scratch("batch_norm", (needed // x.element_size(),), x)
-    kernel(shape, *tensors, native.pointer(workspace), threads)
-    return gx, sums[0], sums[1], sums[2], sums[3]
+def _kernel(x: Tensor) -> native.Kernel | None:
+    return native.kernel(f"batch_norm_{native.suffix(x.dtype)}") if x.is_cpu and x.numel() else None
+
+
+class Planned:
+    """The C++ kernel for inputs and gradients of one size and layout, both channels first or both channels last."""
+
+    def __init__(self, kernel: native.Kernel, x: Tensor, g: Tensor, training: bool):
+        self._kernel, self._threads = kernel, torch.get_num_threads()
+        places = x[0, 0].numel()
+        self._shape = native.integers(*x.shape[:2], places, *flat_strides(x), *flat_strides(g), training)
+        self._sums = (4, x.shape[1])
+        nothing = native.pointer(None)
+        self._scratch = kernel(self._shape, *[nothing] * 8, self._threads) // x.element_size()
+
+    def __call__(
+        self, x: Tensor, g: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, need_input: bool
+    ) -> Gradients:
+        gx, sums = torch.empty_like(x) if need_input else None, x.new_empty(self._sums)
+        memory = native.address(workspace("batch_norm", self._scratch, x))
+        tensors = map(native.pointer, (x, g, weight, mean, invstd, gx, sums))
+        self._kernel(self._shape, *tensors, memory, self._threads)
+        return gx, *sums.unbind()  # type: ignore[return-value]
+
+
+def _planned(x: Tensor, g: Tensor, training: bool) -> Planned | None:
+    """Where the kernel can take x and g as they are."""
+    if x.dtype not in (torch.float32, torch.float64) or (kernel := _kernel(x)) is None:
+        return None
+    readable_x, readable_g = alike(readable(x), readable(g))
+    return Planned(kernel, x, g, training) if readable_x is x and readable_g is g else None
+
+
+_plans = Plans(_planned)
+
+
+def _plan(x: Tensor, g: Tensor, training: bool, *affine: Tensor | None) -> Planned | None:
+    plain = all(t is None or (t.dtype is x.dtype and t.is_contiguous()) for t in affine)
+    if not plain or not x.is_cpu or x.dtype is not g.dtype:
+        return None
+    return _plans.get((x.shape, x.stride(), x.dtype, g.stride(), training), x, g, training)
 
 
 def alike(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

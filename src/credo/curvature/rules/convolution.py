@@ -154,10 +154,13 @@ class TransposedConvolution(Operation):
         )
 
 
+_backward = torch.ops.aten.convolution_backward.default  # without a search for the overload at every call
+
+
 def _input_gradient(x: Tensor, g: Tensor, weight: Tensor, at: Geometry) -> Tensor:
     zeros = [0] * len(at.stride)
     only_input = [True, False, False]
-    result: Tensor = torch.ops.aten.convolution_backward(
+    result: Tensor = _backward(
         g, x, weight, None, at.stride, at.padding, at.dilation, False, zeros, at.groups, only_input
     )[0]
     return result

@@ -72,8 +72,8 @@ class BatchNorm(Operation):
         )
         if not self._training:
             mean, var = self._running
-            invstd = (var + self._eps).rsqrt()
-        return out, (mean.detach().clone(), invstd)
+            mean, invstd = mean.detach().clone(), (var + self._eps).rsqrt()
+        return out, (mean, invstd)
 
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
