@@ -34,6 +34,10 @@ def partly_through_a_custom_function(net):
     return net(X).sum() + F.linear(X, Doubled.apply(net.weight)).sum()
 
 
+def derived_through_a_custom_function(net):
+    return (X @ Doubled.apply(net.weight.t())).sum()
+
+
 def with_a_penalty(net):
     return net(X).sum(1).mean() + 0.1 * net.weight.square().sum()
 
@@ -50,6 +54,10 @@ REFUSED = {
     "custom autograd function": (through_a_custom_function, "weight.*DoubledBackward"),
     "custom autograd function beside a watched use": (
         partly_through_a_custom_function,
+        "weight.*DoubledBackward",
+    ),
+    "custom autograd function of a transposed weight": (
+        derived_through_a_custom_function,
         "weight.*DoubledBackward",
     ),
     "penalty in the loss": (with_a_penalty, "weight.*prior"),

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import credo
+from credo.errors import UnsupportedOperation
 from tests.curvature.classification import assert_squares, batch, mlp, truth
 from tests.curvature.oracle import relative_error
 
@@ -65,6 +66,20 @@ def test_a_layer_in_two_checkpoints_is_summed_before_it_is_squared(reentrant):
         hidden = checkpoint(layer, x, use_reentrant=reentrant)
         F.cross_entropy(checkpoint(layer, hidden.tanh(), use_reentrant=reentrant), y).backward()
     assert_squares(stats, net, expected)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_layer_in_a_reentrant_checkpoint_and_outside_is_refused(first):
+    """Its second backward pass is not in the graph that was looked at: the uses cannot be added before squaring."""
+    layer = nn.Linear(6, 6).double()
+    x = batch()[0].requires_grad_()
+    message = "'weight' is used both inside and outside a re-entrant checkpoint"
+    with credo.capture(layer):
+        hidden = checkpoint(layer, x, use_reentrant=True) if first else layer(x)
+        hidden = hidden.tanh()
+        out = layer(hidden) if first else checkpoint(layer, hidden, use_reentrant=True)
+        with pytest.raises(UnsupportedOperation, match=message):
+            out.mean().backward()
 
 
 def test_autocast_accumulates_squares_in_float32():
