@@ -2,22 +2,33 @@
 //
 //     total[o, i] = Σ_m g[m, o] x[m, i]        squares[o, i] = Σ_m g[m, o]² x[m, i]²
 //
-// and those of its bias, Σ_m g[m, o] and Σ_m g[m, o]². Two matrix products with one set of loads: a tile of `rows`
-// outputs by two vectors of inputs keeps both sums in registers. The inputs of a panel are packed with their squares
-// beside them, and so are the gradients, so that the inner loop does nothing but multiply and add.
+// and those of its bias, Σ_m g[m, o] and Σ_m g[m, o]². Two matrix products as one: x and x² lie side by side as pairs,
+// g and g² do too, and so do the two sums. A tile of sums, some outputs by some vectors of pairs, stays in registers;
+// each pair of g, repeated to fill a vector, meets every vector of x.
 //
 // Where several samples of the weights see one input, g[s, m, o], their gradients are added up while they are packed,
 // and so are their squares: Σ_s g[s, m, o] and Σ_s g[s, m, o]² meet x[m, i] and x[m, i]² once.
-#include "simd.h"
+#include "pairs.h"
 
 namespace {
 
-constexpr int vectors = 2;
-constexpr int rows = registers == 32 ? 6 : 3;  // 2 · rows · vectors sums, and 2 · vectors loads, fit the registers
-constexpr int lanes = registers == 32 ? 8 : 4;  // the rows of a strip, filled up to a vector's length
-constexpr int64_t block = 128;                 // examples in a packed panel: with a strip it stays in the first cache
-constexpr int64_t even = 8;                    // panels for each thread that divide well enough
-constexpr int64_t small = 1 << 18;             // multiplications: below this a second thread is not worth waking
+constexpr int most_rows = registers == 32 ? 6 : 3, most_vectors = 4;  // of a tile: they leave registers for x and g
+constexpr int64_t most_examples = 128;  // of a block: its panel and a strip of its gradients stay in the first cache
+constexpr int64_t ahead = 16;           // examples; by then the inputs of the next cache or the one after have come
+constexpr int64_t even = 32;            // vectors for each thread that divide well enough
+constexpr int64_t small = 1 << 18;      // multiplications: below this a second thread is not worth waking
+
+CREDO_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+CREDO_INLINE int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Range {
+    int64_t first, last;
+
+    int64_t size() const { return last - first; }
+    Range part(int64_t number, int64_t of) const {
+        return {first + size() * number / of, first + size() * (number + 1) / of};
+    }
+};
 
 template <typename T>
 struct Problem {
@@ -25,222 +36,167 @@ struct Problem {
     int64_t samples, examples, inputs, outputs;
     T *total, *squares, *bias_total, *bias_squares;
 
-    static constexpr int64_t columns() { return vectors * Simd<T>::width; }
-    int64_t panels() const { return (inputs + columns() - 1) / columns(); }
-    int64_t strips() const { return (outputs + rows - 1) / rows; }
+    int64_t vectors() const { return divide_up(inputs, Pairs<T>::count); }
 };
 
-CREDO_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-template <typename T>
-CREDO_INLINE const T* copy(const T* from, int64_t count, T* to) {
-    for (int64_t c = 0; c < count; ++c) to[c] = from[c];
-    return to;
-}
-
-// The inputs of one panel as [example][x of each column, then x² of each column]; missing columns are zero.
-template <typename T>
-void pack_panel(const Problem<T>& p, int64_t panel, int64_t first, int64_t last, T* to) {
-    typedef Simd<T> S;
-    constexpr int64_t columns = Problem<T>::columns();
-    const int64_t begin = panel * columns, count = smaller(p.inputs - begin, columns);
-    for (int64_t m = first; m < last; ++m, to += 2 * columns) {
-        const T* from = p.x + m * p.inputs + begin;
-        T padded[columns] = {};
-        if (count < columns) from = copy(from, count, padded);
-        CREDO_UNROLL
-        for (int v = 0; v < vectors; ++v) {
-            const auto x = S::load(from + v * S::width);
-            S::store(to + v * S::width, x);
-            S::store(to + columns + v * S::width, x * x);
-        }
-    }
-}
-
-// One tile of sums, `rows` outputs by `vectors` vectors of inputs; its rows lie `stride` apart.
+// A block of examples and the sums of some outputs by some inputs that it adds to, or begins.
 template <typename T>
 struct Tile {
+    const T* x;   // the inputs of the first example; those of the next are `x_step` further, and so on
+    T* panel;     // the same as pairs, vector after vector
+    const T* g;   // the gradients of the outputs, as pairs
     T *total, *squares;
-    int64_t stride;
+    int64_t examples, x_step, g_step, row;
+    int64_t tail;  // how many inputs the last two vectors of pairs stand for, or the last one of an odd number
+    bool begins;
 };
 
-// The packed gradients of `rows` outputs, those of one example `pitch` after those of the one before.
 template <typename T>
-struct Strip {
-    const T* at;
-    int64_t pitch;
-};
+CREDO_INLINE void add(T* to, typename Simd<T>::Vector v, int64_t count, bool begins) {
+    Simd<T>::store(to, begins ? v : v + Simd<T>::load(to, count), count);
+}
 
-// Adds a block of examples to a tile, or begins it; `used` of a panel's vectors are not empty.
-template <int used = vectors, typename T>
-void multiply(const T* panel, Strip<T> strip, int64_t examples, Tile<T> tile, bool begins) {
-    typedef Simd<T> S;
-    constexpr int width = S::width, columns = vectors * width;
-    typename S::Vector total[rows][used], squares[rows][used];
+// With `packs`, x is read and left in the panel for the tiles that follow: its way from memory hides behind the
+// arithmetic of this one.
+template <typename T, int rows, int vectors, bool packs>
+void multiply(const Tile<T>& tile) {
+    using S = Simd<T>;
+    constexpr int width = S::width, pairs = Pairs<T>::count;
+    const auto count = [&](int v) { return v + 2 < vectors ? width : tile.tail; };
+    typename S::Vector sums[rows][vectors], x[vectors];
     CREDO_UNROLL
     for (int r = 0; r < rows; ++r)
         CREDO_UNROLL
-        for (int v = 0; v < used; ++v) {
-            const int64_t at = r * tile.stride + v * width;
-            total[r][v] = begins ? typename S::Vector{} : S::load(tile.total + at);
-            squares[r][v] = begins ? typename S::Vector{} : S::load(tile.squares + at);
-        }
-    for (int64_t m = 0; m < examples; ++m, panel += 2 * columns, strip.at += strip.pitch) {
-        typename S::Vector x[used], q[used];
+        for (int v = 0; v < vectors; ++v) sums[r][v] = typename S::Vector{};
+    const T *from = tile.x, *g = tile.g;
+    T* panel = tile.panel;
+    for (int64_t m = 0; m < tile.examples; ++m, from += tile.x_step, g += tile.g_step, panel += vectors * width) {
         CREDO_UNROLL
-        for (int v = 0; v < used; ++v) {
-            x[v] = S::load(panel + v * width);
-            q[v] = S::load(panel + columns + v * width);
+        for (int v = 0; v < vectors && packs; v += 2) {
+            __builtin_prefetch(from + ahead * tile.x_step + v * pairs);
+            const auto numbers = S::load(from + v * pairs, count(v));
+            const auto both = Pairs<T>::of(numbers, numbers * numbers);
+            S::store(panel + v * width, x[v] = both.first);
+            if (v + 1 < vectors) S::store(panel + (v + 1) * width, x[v + 1] = both.second);
         }
+        CREDO_UNROLL
+        for (int v = 0; v < vectors && !packs; ++v) x[v] = S::load(panel + v * width);
         CREDO_UNROLL
         for (int r = 0; r < rows; ++r)
             CREDO_UNROLL
-            for (int v = 0; v < used; ++v) {
-                total[r][v] += strip.at[r] * x[v];
-                squares[r][v] += strip.at[lanes + r] * q[v];
-            }
+            for (int v = 0; v < vectors; ++v) sums[r][v] += repeated_pair(g + 2 * r) * x[v];
     }
     CREDO_UNROLL
     for (int r = 0; r < rows; ++r)
         CREDO_UNROLL
-        for (int v = 0; v < used; ++v) {
-            const int64_t at = r * tile.stride + v * width;
-            S::store(tile.total + at, total[r][v]);
-            S::store(tile.squares + at, squares[r][v]);
+        for (int v = 0; v < vectors; v += 2) {
+            const int64_t at = r * tile.row + v * pairs;
+            const Pairs<T> both = {sums[r][v], v + 1 < vectors ? sums[r][v + 1] : typename S::Vector{}};
+            add(tile.total + at, both.a(), count(v), tile.begins);
+            add(tile.squares + at, both.b(), count(v), tile.begins);
         }
 }
 
-// `multiply` for a tile that reaches over the edge of the sums: on a copy, of which what exists is kept.
 template <typename T>
-void multiply_at_edge(const T* panel, Strip<T> strip, int64_t examples, Tile<T> tile, bool begins, int64_t kept,
-                      int64_t count) {
-    constexpr int64_t columns = Problem<T>::columns();
-    T total[rows][columns] = {}, squares[rows][columns] = {};
-    for (int64_t r = 0; r < kept && !begins; ++r) {
-        copy(tile.total + r * tile.stride, count, total[r]);
-        copy(tile.squares + r * tile.stride, count, squares[r]);
-    }
-    const auto add = count > Simd<T>::width ? multiply<vectors, T> : multiply<1, T>;
-    add(panel, strip, examples, {total[0], squares[0], columns}, begins);
-    for (int64_t r = 0; r < kept; ++r) {
-        copy(total[r], count, tile.total + r * tile.stride);
-        copy(squares[r], count, tile.squares + r * tile.stride);
-    }
+using Multiply = void (*)(const Tile<T>&);
+
+template <typename T, int... i>
+Multiply<T> pick(int64_t rows, int64_t vectors, bool packs, std::integer_sequence<int, i...>) {
+    static constexpr Multiply<T> table[] = {
+        multiply<T, i / 2 / most_vectors + 1, i / 2 % most_vectors + 1, i % 2 == 1>...};
+    return table[((rows - 1) * most_vectors + vectors - 1) * 2 + packs];
 }
 
-// What one thread does: some panels of inputs against some strips of outputs. It packs for itself alone: a copy that
-// another core has just written is slower to read than to make.
+// What one thread does: some vectors of inputs against some outputs. It packs for itself alone: a copy that another
+// core has just written is slower to read than to make.
 template <typename T>
 struct Share {
-    typedef T Lanes __attribute__((vector_size(lanes * sizeof(T)), aligned(sizeof(T)), may_alias));
+    using S = Simd<T>;
+    static constexpr int width = S::width;
 
-    const Problem<T> p;
-    const int64_t first_panel, last_panel, first_strip, last_strip;
-    const int64_t pitch;  // from one example to the next: an odd number of strips, so that they fall on different sets
-    T *const panel, *const bias, *const packed;
+    const Problem<T>& p;
+    const Range vectors, outputs;
+    T* const scratch;  // a panel of inputs, and the gradients of a block
 
-    Share(const Problem<T>& p, int64_t first_panel, int64_t last_panel, int64_t first_strip, int64_t last_strip, T* own)
-        : p(p),
-          first_panel(first_panel),
-          last_panel(last_panel),
-          first_strip(first_strip),
-          last_strip(last_strip),
-          pitch(pitch_of(last_strip - first_strip)),
-          panel(own),
-          bias(panel + panel_size()),
-          packed(bias + pitch) {}
+    static constexpr int64_t panel_size() { return most_examples * most_vectors * width; }
+    // From the gradients of one example to the next: an odd number of vectors, so that they fall on different sets.
+    static constexpr int64_t step(int64_t outputs) { return (2 * divide_up(outputs, width) + 1) * width; }
+    static constexpr int64_t scratch_size(int64_t outputs) { return panel_size() + most_examples * step(outputs); }
 
-    static constexpr int64_t panel_size() { return block * 2 * Problem<T>::columns(); }
-    static constexpr int64_t pitch_of(int64_t strips) { return (strips | 1) * 2 * lanes; }
-    static constexpr int64_t scratch_size(int64_t strips) { return panel_size() + (block + 1) * pitch_of(strips); }
-
-    int64_t kept(int64_t strip) const { return smaller(p.outputs - strip * rows, rows); }
-
-    // A block of examples at a time, so that what is packed of it stays in the second cache.
     void run() const {
-        for (int64_t first = 0; first < p.examples; first += block) {
-            const int64_t last = smaller(p.examples, first + block);
-            for (int64_t m = first; m < last; ++m) pack_gradients(m, packed + (m - first) * pitch);
-            for (int64_t number = first_panel; number < last_panel; ++number) sum(number, first, last);
-        }
-        if (p.bias_total && first_panel == 0) write_bias();
-    }
-
-    // The gradients of one example as [strip][g of each row, then g² of each row], `lanes` apart. What stands where
-    // there is no row is never used: it belongs to the next output or the next example, and only the last example, or
-    // a strip at the edge, has to be copied not to read beyond the end. Beside it, the sums over examples so far.
-    void pack_gradients(int64_t m, T* to) const {
-        const T* const from = p.g + m * p.outputs;
-        const int64_t whole = m == p.examples - 1 ? first_strip : smaller(last_strip, p.outputs / rows);
-        T* sums = bias;
-        for (int64_t strip = first_strip; strip < last_strip; ++strip, to += 2 * lanes, sums += 2 * lanes)
-            if (strip < whole)
-                pack_strip<false>(from + strip * rows, rows, to, sums, m);
-            else
-                pack_strip<true>(from + strip * rows, kept(strip), to, sums, m);
-    }
-
-    template <bool at_edge>
-    CREDO_INLINE void pack_strip(const T* from, int64_t count, T* to, T* sums, bool adds) const {
-        Lanes total = {}, squares = {};
-        const int64_t stride = p.examples * p.outputs;
-        for (const T* const end = from + p.samples * stride; from != end; from += stride) {
-            T edge[lanes] = {};
-            const Lanes g = *reinterpret_cast<const Lanes*>(at_edge ? copy(from, count, edge) : from);
-            total += g;
-            squares += g * g;
-        }
-        store(to, total, squares, false);
-        store(sums, total, squares, adds);
-    }
-
-    static CREDO_INLINE void store(T* to, Lanes total, Lanes squares, bool adds) {
-        Lanes* const at = reinterpret_cast<Lanes*>(to);
-        at[0] = adds ? at[0] + total : total;
-        at[1] = adds ? at[1] + squares : squares;
-    }
-
-    void write_bias() const {
-        for (int64_t strip = first_strip; strip < last_strip; ++strip) {
-            const T* const sums = bias + (strip - first_strip) * 2 * lanes;
-            copy(sums, kept(strip), p.bias_total + strip * rows);
-            copy(sums + lanes, kept(strip), p.bias_squares + strip * rows);
+        const int64_t blocks = divide_up(p.examples, most_examples), panels = divide_up(vectors.size(), most_vectors);
+        for (int64_t b = 0; b < blocks; ++b) {
+            const Range block = Range{0, p.examples}.part(b, blocks);
+            pack_gradients(block);
+            for (int64_t n = 0; n < panels; ++n) sum(block, vectors.part(n, panels));
         }
     }
 
-    // The examples [first, last) of one panel of inputs against this share's strips of outputs.
-    void sum(int64_t number, int64_t first, int64_t last) const {
-        constexpr int64_t columns = Problem<T>::columns();
-        const int64_t left = number * columns, count = smaller(p.inputs - left, columns);
-        pack_panel(p, number, first, last, panel);
-        for (int64_t strip = first_strip; strip < last_strip; ++strip) {
-            const int64_t at = strip * rows * p.inputs + left;
-            const Tile<T> tile = {p.total + at, p.squares + at, p.inputs};
-            const Strip<T> gradients = {packed + (strip - first_strip) * 2 * lanes, pitch};
-            if (kept(strip) == rows && count == columns)
-                multiply(panel, gradients, last - first, tile, first == 0);
-            else
-                multiply_at_edge(panel, gradients, last - first, tile, first == 0, kept(strip), count);
+    // As pairs, [example][output]. The sums of the bias are on the way, for one of those who share the outputs.
+    void pack_gradients(Range block) const {
+        for (int64_t o = outputs.first; o < outputs.last; o += width) {
+            const int64_t count = smaller(width, outputs.last - o);
+            T* to = scratch + panel_size() + 2 * (o - outputs.first);
+            typename S::Vector bias_total = {}, bias_squares = {};
+            for (int64_t m = block.first; m < block.last; ++m, to += step(outputs.size())) {
+                typename S::Vector total = {}, squares = {};
+                for (int64_t s = 0; s < p.samples; ++s) {
+                    const auto g = S::load(p.g + (s * p.examples + m) * p.outputs + o, count);
+                    total += g;
+                    squares += g * g;
+                }
+                const auto both = Pairs<T>::of(total, squares);
+                S::store(to, both.first);
+                S::store(to + width, both.second);
+                bias_total += total;
+                bias_squares += squares;
+            }
+            if (vectors.first > 0) continue;
+            add(p.bias_total + o, bias_total, count, block.first == 0);
+            add(p.bias_squares + o, bias_squares, count, block.first == 0);
+        }
+    }
+
+    // One panel of inputs against strips of outputs, the first of which packs it.
+    void sum(Range block, Range panel) const {
+        const int64_t left = panel.first * Pairs<T>::count, before_tail = (panel.size() - 1) / 2 * width;
+        const int64_t tail = smaller(panel.size() * Pairs<T>::count, p.inputs - left) - before_tail;
+        for (int64_t o = outputs.first; o < outputs.last; o += most_rows) {
+            const T* const g = scratch + panel_size() + 2 * (o - outputs.first);
+            const int64_t at = o * p.inputs + left;
+            const Tile<T> tile = {p.x + block.first * p.inputs + left,
+                                  scratch,
+                                  g,
+                                  p.total + at,
+                                  p.squares + at,
+                                  block.size(),
+                                  p.inputs,
+                                  step(outputs.size()),
+                                  p.inputs,
+                                  tail,
+                                  block.first == 0};
+            constexpr auto shapes = std::make_integer_sequence<int, 2 * most_rows * most_vectors>();
+            pick<T>(smaller(most_rows, outputs.last - o), panel.size(), o == outputs.first, shapes)(tile);
         }
     }
 };
 
-// Without `scratch`: the bytes of it that are needed. Threads share the panels where there are enough to be even, so
-// that each input is packed once; else the strips. The arithmetic of an element does not depend on the threads.
+// Without `scratch`: the bytes of it that are needed. Threads share the inputs where there are enough to be even, so
+// that each is packed once; else the outputs. The arithmetic of an element does not depend on the threads.
 template <typename T>
 int64_t row_sums(const Problem<T>& p, T* scratch, int64_t threads) {
     if (p.examples * p.inputs * p.outputs < small) threads = 1;
-    const int64_t panels = p.panels(), strips = p.strips(), by_panel = panels >= even * threads;
-    const int64_t each = Share<T>::scratch_size(by_panel ? strips : strips / threads + 1);
+    const bool by_input = p.vectors() >= even * threads;
+    const int64_t each = Share<T>::scratch_size(by_input ? p.outputs : divide_up(p.outputs, threads));
     if (!scratch) return threads * each * int64_t(sizeof(T));
+    const Range vectors = {0, p.vectors()}, outputs = {0, p.outputs};
 #pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
     for (int64_t part = 0; part < threads; ++part) {
-        const auto cut = [&](int64_t whole, int64_t end) { return whole * (part + end) / threads; };
         T* const own = scratch + part * each;
-        if (by_panel)
-            Share<T>(p, cut(panels, 0), cut(panels, 1), 0, strips, own).run();
+        if (by_input)
+            Share<T>{p, vectors.part(part, threads), outputs, own}.run();
         else
-            Share<T>(p, 0, panels, cut(strips, 0), cut(strips, 1), own).run();
+            Share<T>{p, vectors, outputs.part(part, threads), own}.run();
     }
     return 0;
 }
@@ -253,7 +209,7 @@ int64_t run(T* const* at, const int64_t* sizes, int64_t threads) {
 
 }  // namespace
 
-// at: x (M, I), g (S, M, O), total and squares (O, I), bias_total and bias_squares (O) or null, scratch or null.
+// at: x (M, I), g (S, M, O), total and squares (O, I), bias_total and bias_squares (O), scratch or null.
 // sizes: S, M, I, O.
 CREDO_EXPORT(row_sums_f32)(float* const* at, const int64_t* sizes, int64_t threads) { return run(at, sizes, threads); }
 CREDO_EXPORT(row_sums_f64)(double* const* at, const int64_t* sizes, int64_t threads) { return run(at, sizes, threads); }

@@ -10,6 +10,9 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define CREDO_JOIN(a, b, c) a##_##b##_##c
 #define CREDO_NAME(isa, name) CREDO_JOIN(credo, isa, name)
@@ -45,6 +48,45 @@ struct Simd {
 
     static CREDO_INLINE Vector load(const T* from) { return *reinterpret_cast<const Unaligned*>(from); }
     static CREDO_INLINE void store(T* to, Vector v) { *reinterpret_cast<Unaligned*>(to) = v; }
+
+    // The first `count` lanes alone, with zeros in the others; no memory beyond them is touched.
+#if defined(CREDO_ISA_AVX512)
+    static CREDO_INLINE Vector load(const T* from, int64_t count) {
+        const uint32_t some = (1u << count) - 1;
+        if constexpr (sizeof(T) == 4) return reinterpret_cast<Vector>(_mm512_maskz_loadu_epi32(some, from));
+        if constexpr (sizeof(T) == 8) return reinterpret_cast<Vector>(_mm512_maskz_loadu_epi64(some, from));
+    }
+    static CREDO_INLINE void store(T* to, Vector v, int64_t count) {
+        const uint32_t some = (1u << count) - 1;
+        if constexpr (sizeof(T) == 4) _mm512_mask_storeu_epi32(to, some, reinterpret_cast<__m512i>(v));
+        if constexpr (sizeof(T) == 8) _mm512_mask_storeu_epi64(to, some, reinterpret_cast<__m512i>(v));
+    }
+#elif defined(CREDO_ISA_AVX2)
+    static CREDO_INLINE __m256i some(int64_t count) {
+        if constexpr (sizeof(T) == 4)
+            return _mm256_cmpgt_epi32(_mm256_set1_epi32(int(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        if constexpr (sizeof(T) == 8) return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
+    }
+    static CREDO_INLINE Vector load(const T* from, int64_t count) {
+        if constexpr (sizeof(T) == 4) return _mm256_maskload_ps(from, some(count));
+        if constexpr (sizeof(T) == 8) return _mm256_maskload_pd(from, some(count));
+    }
+    static CREDO_INLINE void store(T* to, Vector v, int64_t count) {
+        if constexpr (sizeof(T) == 4) _mm256_maskstore_ps(to, some(count), v);
+        if constexpr (sizeof(T) == 8) _mm256_maskstore_pd(to, some(count), v);
+    }
+#else
+    static CREDO_INLINE Vector load(const T* from, int64_t count) {
+        if (count == width) return load(from);
+        T lanes[width] = {};
+        for (int64_t lane = 0; lane < count; ++lane) lanes[lane] = from[lane];
+        return load(lanes);
+    }
+    static CREDO_INLINE void store(T* to, Vector v, int64_t count) {
+        if (count == width) return store(to, v);
+        for (int64_t lane = 0; lane < count; ++lane) to[lane] = v[lane];
+    }
+#endif
 };
 
 template <int width, int block, typename Vector, int... lane>
