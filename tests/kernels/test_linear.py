@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from credo.kernels import forced
-from credo.kernels.linear import layer_sums, row_sums, sequence_sums
+from credo.kernels.linear import _fused, layer_sums, row_sums, sequence_sums
+from credo.kernels.plans import Plans
 from tests.kernels.modes import MODES, assert_close, every_mode, every_type
 
 
@@ -55,7 +56,8 @@ def test_time_first(mode: str) -> None:
 @every_mode
 @every_type
 @pytest.mark.parametrize(
-    "shape", [(4, 5, 3), (1, 1, 1), (0, 4, 5), (100, 64, 10), (300, 33, 13), (600, 70, 100)]
+    "shape",
+    [(4, 5, 3), (1, 1, 1), (0, 4, 5), (100, 64, 10), (300, 33, 13), (600, 70, 100), (150, 500, 9)],
 )
 def test_all_sums_of_a_layer(shape: tuple[int, ...], dtype: torch.dtype, mode: str) -> None:
     examples, inputs, outputs = shape
@@ -96,7 +98,7 @@ def test_samples_that_share_an_input(shape: tuple[int, ...], dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
-@pytest.mark.parametrize("shape", [(1, 600, 70, 100), (4, 300, 70, 40)])
+@pytest.mark.parametrize("shape", [(1, 600, 70, 100), (4, 300, 70, 40), (2, 300, 1100, 13)])
 def test_threads_change_no_bit_of_a_layer(shape: tuple[int, ...], mode: str) -> None:
     samples, examples, inputs, outputs = shape
     x, g = random(examples, inputs).float(), random(samples, examples, outputs, seed=1).float()
@@ -124,7 +126,22 @@ def test_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 def test_rows_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("credo.kernels.linear.SQUARED", 300)
     x, g = random(10, 5), random(10, 3, seed=1)
-    for own, truth in zip(row_sums(x, g), oracle(x[:, None], g[:, None]), strict=True):
+    with forced("off"):
+        actual = row_sums(x, g)
+    for own, truth in zip(actual, oracle(x[:, None], g[:, None]), strict=True):
+        assert_close(own, truth)
+
+
+@pytest.mark.parametrize("shape", [(10, 3), (4, 10, 3)])
+def test_large_weights_go_to_the_matrix_products(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    x, g = random(10, 5), random(*shape, seed=1)
+    small = layer_sums(x, g)
+    monkeypatch.setattr("credo.kernels.linear.FUSED", 14)
+    monkeypatch.setattr("credo.kernels.linear._plans", Plans(_fused))  # knows nothing yet
+    monkeypatch.setattr("credo.kernels.linear.Fused.__call__", None)  # nobody is to call it
+    for own, truth in zip(layer_sums(x, g), small, strict=True):
         assert_close(own, truth)
 
 

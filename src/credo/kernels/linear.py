@@ -18,7 +18,7 @@ from credo.kernels.plans import Plans
 from credo.kernels.scratch import SMALL, lend, scratch, workspace
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
-FUSED = 32 << 20  # multiplications: beyond, the library's matrix products are as fast
+FUSED = 1 << 19  # weights: beyond, their sums leave a core's cache and the library's products are as fast
 _NAMES = {torch.float32: "row_sums_f32", torch.float64: "row_sums_f64"}
 _Sizes = tuple[int, int, int, int]  # S, M, I, O
 
@@ -72,7 +72,8 @@ class Fused:
 def _fused(x: Tensor, g: Tensor) -> Fused | None:
     """For layers of these sizes, where it is the faster way."""
     (examples, inputs), outputs = x.shape, g.shape[-1]
-    if not 0 < examples * inputs * outputs < FUSED or (kernel := native.kernel(_NAMES[x.dtype])) is None:
+    suits = examples > 0 and 0 < inputs * outputs <= FUSED
+    if not suits or (kernel := native.kernel(_NAMES[x.dtype])) is None:
         return None
     sizes = (1 if g.dim() == 2 else len(g), examples, inputs, outputs)
     return Fused(kernel, sizes, torch.get_num_threads(), x.element_size())

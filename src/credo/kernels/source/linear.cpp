@@ -2,9 +2,9 @@
 //
 //     total[o, i] = Σ_m g[m, o] x[m, i]        squares[o, i] = Σ_m g[m, o]² x[m, i]²
 //
-// and those of its bias, Σ_m g[m, o] and Σ_m g[m, o]². Two matrix products as one: x and x² lie side by side as pairs,
-// g and g² do too, and so do the two sums. A tile of sums, some outputs by some vectors of pairs, stays in registers;
-// each pair of g, repeated to fill a vector, meets every vector of x.
+// and those of its bias, Σ_m g[m, o] and Σ_m g[m, o]². Two matrix products as one: x and x² lie side by side as a
+// pair, g and g² do too, and so do the two sums. A tile of sums, some outputs by some vectors of pairs, stays in
+// registers; each pair of g, repeated to fill a vector, meets every vector of x.
 //
 // Where several samples of the weights see one input, g[s, m, o], their gradients are added up while they are packed,
 // and so are their squares: Σ_s g[s, m, o] and Σ_s g[s, m, o]² meet x[m, i] and x[m, i]² once.
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int most_rows = registers == 32 ? 6 : 3, most_vectors = 4;  // of a tile: they leave registers for x and g
 constexpr int64_t most_examples = 128;  // of a block: its panel and a strip of its gradients stay in the first cache
-constexpr int64_t ahead = 16;           // examples; by then the inputs of the next cache or the one after have come
+constexpr int64_t ahead = 16;           // examples from asking for inputs to packing them: time enough to arrive
 constexpr int64_t even = 32;            // vectors for each thread that divide well enough
 constexpr int64_t small = 1 << 18;      // multiplications: below this a second thread is not worth waking
 
@@ -42,59 +42,76 @@ struct Problem {
 // A block of examples and the sums of some outputs by some inputs that it adds to, or begins.
 template <typename T>
 struct Tile {
-    const T* x;   // the inputs of the first example; those of the next are `x_step` further, and so on
-    T* panel;     // the same as pairs, vector after vector
-    const T* g;   // the gradients of the outputs, as pairs
+    const T* x;
+    T* panel;    // the same as pairs, vector after vector
+    const T* g;  // as pairs, those of an example `step` after those of the one before
     T *total, *squares;
-    int64_t examples, x_step, g_step, row;
+    int64_t examples, inputs, step;
     int64_t tail;  // how many inputs the last two vectors of pairs stand for, or the last one of an odd number
     bool begins;
 };
+
+// How many inputs the vectors v and v + 1 stand for.
+template <int vectors, typename T>
+CREDO_INLINE int64_t inputs_of(int v, const Tile<T>& tile) {
+    return v + 2 < vectors ? Simd<T>::width : tile.tail;
+}
+
+template <typename T, int vectors>
+CREDO_INLINE void pack(const Tile<T>& tile, const T* from, typename Simd<T>::Vector (&x)[vectors]) {
+    CREDO_UNROLL
+    for (int v = 0; v < vectors; v += 2) {
+        const auto numbers = Simd<T>::load(from + v * Pairs<T>::count, inputs_of<vectors>(v, tile));
+        const auto both = Pairs<T>::of(numbers, numbers * numbers);
+        x[v] = both.first;
+        if (v + 1 < vectors) x[v + 1] = both.second;
+        __builtin_prefetch(from + ahead * tile.inputs + v * Pairs<T>::count);
+    }
+}
 
 template <typename T>
 CREDO_INLINE void add(T* to, typename Simd<T>::Vector v, int64_t count, bool begins) {
     Simd<T>::store(to, begins ? v : v + Simd<T>::load(to, count), count);
 }
 
-// With `packs`, x is read and left in the panel for the tiles that follow: its way from memory hides behind the
-// arithmetic of this one.
+template <typename T, int rows, int vectors>
+CREDO_INLINE void unpack(const Tile<T>& tile, const typename Simd<T>::Vector (&sums)[rows][vectors]) {
+    CREDO_UNROLL
+    for (int r = 0; r < rows; ++r)
+        CREDO_UNROLL
+        for (int v = 0; v < vectors; v += 2) {
+            const Pairs<T> both = {sums[r][v], v + 1 < vectors ? sums[r][v + 1] : typename Simd<T>::Vector{}};
+            const int64_t at = r * tile.inputs + v * Pairs<T>::count;
+            add(tile.total + at, both.a(), inputs_of<vectors>(v, tile), tile.begins);
+            add(tile.squares + at, both.b(), inputs_of<vectors>(v, tile), tile.begins);
+        }
+}
+
+// With `packs`, x is packed first, and left in the panel for the tiles that follow: its way from memory hides behind
+// the arithmetic of this one.
 template <typename T, int rows, int vectors, bool packs>
 void multiply(const Tile<T>& tile) {
     using S = Simd<T>;
-    constexpr int width = S::width, pairs = Pairs<T>::count;
-    const auto count = [&](int v) { return v + 2 < vectors ? width : tile.tail; };
     typename S::Vector sums[rows][vectors], x[vectors];
     CREDO_UNROLL
     for (int r = 0; r < rows; ++r)
         CREDO_UNROLL
         for (int v = 0; v < vectors; ++v) sums[r][v] = typename S::Vector{};
-    const T *from = tile.x, *g = tile.g;
     T* panel = tile.panel;
-    for (int64_t m = 0; m < tile.examples; ++m, from += tile.x_step, g += tile.g_step, panel += vectors * width) {
+    for (int64_t m = 0; m < tile.examples; ++m, panel += vectors * S::width) {
+        if constexpr (packs) pack(tile, tile.x + m * tile.inputs, x);
         CREDO_UNROLL
-        for (int v = 0; v < vectors && packs; v += 2) {
-            __builtin_prefetch(from + ahead * tile.x_step + v * pairs);
-            const auto numbers = S::load(from + v * pairs, count(v));
-            const auto both = Pairs<T>::of(numbers, numbers * numbers);
-            S::store(panel + v * width, x[v] = both.first);
-            if (v + 1 < vectors) S::store(panel + (v + 1) * width, x[v + 1] = both.second);
-        }
-        CREDO_UNROLL
-        for (int v = 0; v < vectors && !packs; ++v) x[v] = S::load(panel + v * width);
+        for (int v = 0; v < vectors; ++v)
+            if constexpr (packs)
+                S::store(panel + v * S::width, x[v]);
+            else
+                x[v] = S::load(panel + v * S::width);
         CREDO_UNROLL
         for (int r = 0; r < rows; ++r)
             CREDO_UNROLL
-            for (int v = 0; v < vectors; ++v) sums[r][v] += repeated_pair(g + 2 * r) * x[v];
+            for (int v = 0; v < vectors; ++v) sums[r][v] += repeated_pair(tile.g + m * tile.step + 2 * r) * x[v];
     }
-    CREDO_UNROLL
-    for (int r = 0; r < rows; ++r)
-        CREDO_UNROLL
-        for (int v = 0; v < vectors; v += 2) {
-            const int64_t at = r * tile.row + v * pairs;
-            const Pairs<T> both = {sums[r][v], v + 1 < vectors ? sums[r][v + 1] : typename S::Vector{}};
-            add(tile.total + at, both.a(), count(v), tile.begins);
-            add(tile.squares + at, both.b(), count(v), tile.begins);
-        }
+    unpack(tile, sums);
 }
 
 template <typename T>
@@ -119,9 +136,10 @@ struct Share {
     T* const scratch;  // a panel of inputs, and the gradients of a block
 
     static constexpr int64_t panel_size() { return most_examples * most_vectors * width; }
+    static constexpr int64_t scratch_size(int64_t outputs) { return panel_size() + most_examples * step_of(outputs); }
     // From the gradients of one example to the next: an odd number of vectors, so that they fall on different sets.
-    static constexpr int64_t step(int64_t outputs) { return (2 * divide_up(outputs, width) + 1) * width; }
-    static constexpr int64_t scratch_size(int64_t outputs) { return panel_size() + most_examples * step(outputs); }
+    static constexpr int64_t step_of(int64_t outputs) { return (2 * divide_up(outputs, width) + 1) * width; }
+    int64_t step() const { return step_of(outputs.size()); }
 
     void run() const {
         const int64_t blocks = divide_up(p.examples, most_examples), panels = divide_up(vectors.size(), most_vectors);
@@ -138,7 +156,7 @@ struct Share {
             const int64_t count = smaller(width, outputs.last - o);
             T* to = scratch + panel_size() + 2 * (o - outputs.first);
             typename S::Vector bias_total = {}, bias_squares = {};
-            for (int64_t m = block.first; m < block.last; ++m, to += step(outputs.size())) {
+            for (int64_t m = block.first; m < block.last; ++m, to += step()) {
                 typename S::Vector total = {}, squares = {};
                 for (int64_t s = 0; s < p.samples; ++s) {
                     const auto g = S::load(p.g + (s * p.examples + m) * p.outputs + o, count);
@@ -161,19 +179,11 @@ struct Share {
     void sum(Range block, Range panel) const {
         const int64_t left = panel.first * Pairs<T>::count, before_tail = (panel.size() - 1) / 2 * width;
         const int64_t tail = smaller(panel.size() * Pairs<T>::count, p.inputs - left) - before_tail;
+        const T* const x = p.x + block.first * p.inputs + left;
         for (int64_t o = outputs.first; o < outputs.last; o += most_rows) {
             const T* const g = scratch + panel_size() + 2 * (o - outputs.first);
             const int64_t at = o * p.inputs + left;
-            const Tile<T> tile = {p.x + block.first * p.inputs + left,
-                                  scratch,
-                                  g,
-                                  p.total + at,
-                                  p.squares + at,
-                                  block.size(),
-                                  p.inputs,
-                                  step(outputs.size()),
-                                  p.inputs,
-                                  tail,
+            const Tile<T> tile = {x, scratch, g, p.total + at, p.squares + at, block.size(), p.inputs, step(), tail,
                                   block.first == 0};
             constexpr auto shapes = std::make_integer_sequence<int, 2 * most_rows * most_vectors>();
             pick<T>(smaller(most_rows, outputs.last - o), panel.size(), o == outputs.first, shapes)(tile);

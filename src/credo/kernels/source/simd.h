@@ -65,7 +65,8 @@ struct Simd {
     static CREDO_INLINE __m256i some(int64_t count) {
         if constexpr (sizeof(T) == 4)
             return _mm256_cmpgt_epi32(_mm256_set1_epi32(int(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-        if constexpr (sizeof(T) == 8) return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
+        if constexpr (sizeof(T) == 8)
+            return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
     }
     static CREDO_INLINE Vector load(const T* from, int64_t count) {
         if constexpr (sizeof(T) == 4) return _mm256_maskload_ps(from, some(count));
