@@ -10,12 +10,12 @@ namespace {
 template <int half, typename Vector, int... lane>
 CREDO_INLINE Vector paired(Vector a, Vector b, std::integer_sequence<int, lane...>) {
     constexpr int width = sizeof...(lane);
-    return __builtin_shufflevector(a, b, (half * width / 2 + lane / 2 + lane % 2 * width)...);
+    return shuffled<(half * width / 2 + lane / 2 + lane % 2 * width)...>(a, b);
 }
 
 template <int which, typename Vector, int... lane>
 CREDO_INLINE Vector unpaired(Vector first, Vector second, std::integer_sequence<int, lane...>) {
-    return __builtin_shufflevector(first, second, (2 * lane + which)...);
+    return shuffled<(2 * lane + which)...>(first, second);
 }
 
 template <typename T>

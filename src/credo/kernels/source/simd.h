@@ -90,10 +90,21 @@ struct Simd {
 #endif
 };
 
+// Lanes of a, then of b, by their numbers. GCC before 12 knows the same under another name.
+template <int... lane, typename Vector>
+CREDO_INLINE Vector shuffled(Vector a, Vector b) {
+#if __has_builtin(__builtin_shufflevector)
+    return __builtin_shufflevector(a, b, lane...);
+#else
+    typedef decltype(a < b) Numbers;
+    return __builtin_shuffle(a, b, Numbers{lane...});
+#endif
+}
+
 template <int width, int block, typename Vector, int... lane>
 CREDO_INLINE void exchange(Vector& p, Vector& q, std::integer_sequence<int, lane...>) {
-    const Vector low = __builtin_shufflevector(p, q, ((lane & block) ? width + lane - block : lane)...);
-    q = __builtin_shufflevector(p, q, ((lane & block) ? width + lane : lane + block)...);
+    const Vector low = shuffled<((lane & block) ? width + lane - block : lane)...>(p, q);
+    q = shuffled<((lane & block) ? width + lane : lane + block)...>(p, q);
     p = low;
 }
 
@@ -112,7 +123,7 @@ CREDO_INLINE void transpose(Vector (&rows)[width]) {
 
 template <int width, int block, typename Vector, int... lane>
 CREDO_INLINE Vector fold(Vector v, std::integer_sequence<int, lane...> lanes) {
-    v += __builtin_shufflevector(v, v, (lane ^ block)...);
+    v += shuffled<(lane ^ block)...>(v, v);
     if constexpr (block > 1) return fold<width, block / 2>(v, lanes);
     return v;
 }
