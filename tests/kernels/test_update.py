@@ -64,6 +64,35 @@ def test_means_that_are_kept_elsewhere_are_the_same_update(both_kernels, dtype):
     assert torch.equal(origins[0], before)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("row", [3, 4], ids=["gradients", "squares"])
+@pytest.mark.parametrize("place", [(0, 5), (1, 0), (1, 40_002), (2, 62)], ids=str)
+def test_a_checked_update_is_the_same_or_none(both_kernels, threads, row, place):
+    rows = [list(row) for row in zip(*(operands((n,), seed=n) for n in (7, 40_003, 63)), strict=True)]
+    plain = [[tensor.clone() for tensor in row] for row in rows]
+    checked = [[tensor.clone() for tensor in row] for row in rows]
+    before, numbers = torch.get_num_threads(), update.Settings(**SETTINGS)
+    try:
+        torch.set_num_threads(threads)
+        assert update.vogn_all_(*plain, numbers)
+        assert update.vogn_all_(*checked, numbers, check=True)
+        assert all(
+            torch.equal(a, b)
+            for one, other in zip(plain, checked, strict=True)
+            for a, b in zip(one, other, strict=True)
+        )
+        rows[row][place[0]][place[1]] = float("nan")
+        spoilt = [[tensor.clone() for tensor in row] for row in rows]
+        assert not update.vogn_all_(*spoilt, numbers, check=True)
+    finally:
+        torch.set_num_threads(before)
+    assert all(
+        torch.equal(a, b)
+        for one, other in zip(rows[:3], spoilt[:3], strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
 def test_a_list_is_its_tensors_one_by_one(both_kernels):
     alone = [operands(shape, seed=k) for k, shape in enumerate(SHAPES)]
     together = [[tensor.clone() for tensor in row] for row in zip(*alone, strict=True)]

@@ -1,7 +1,7 @@
 """What the element-wise kernels share: lists of tensors as arrays of pointers, tensors as rows of memory."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from struct import pack
 from typing import NamedTuple
 
@@ -26,31 +26,68 @@ class Call(NamedTuple):
     length: ctypes.c_int64
 
 
+class Steady(list[Tensor]):
+    """A row of tensors that stay as they are, and so are looked at once instead of at every call.
+
+    Who makes it must make another when one of them has changed its memory, type or shape.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]):
+        super().__init__(tensors)
+        self.numels = [tensor.numel() for tensor in self]
+        self.sizes = whole_numbers(*self.numels)
+        self.seen = _walk(self)
+
+
+class _Look(NamedTuple):
+    """What a kernel wants to know of a row."""
+
+    dtype: torch.dtype | None  # of all of them, if they are on the CPU and of one type
+    contiguous: bool
+    addresses: bytes
+
+
+def _look(row: Row) -> _Look:
+    return row.seen if isinstance(row, Steady) else _walk(row)
+
+
+def _walk(row: Row) -> _Look:
+    """One, for all questions: on a small network they take longer than the kernel."""
+    dtype, contiguous, pointers = row[0].dtype if row else None, True, []
+    for tensor in row:
+        if tensor.dtype is not dtype or not tensor.is_cpu:
+            return _Look(None, False, b"")
+        contiguous = contiguous and tensor.is_contiguous()
+        pointers.append(tensor.data_ptr())
+    return _Look(dtype, contiguous, pack(f"{len(pointers)}P", *pointers))
+
+
 def call(name: str, *rows: Row | None) -> Call | None:
     """How to call a kernel for these tensors; None where a twin must do it. A row that is None has null pointers.
 
     A kernel wants all of them on the CPU and of one type, and the elements of each parameter's tensors in the same
-    order without gaps. That is asked in one walk: on a small network the questions take longer than the kernel.
+    order without gaps.
     """
     first = rows[0]
-    if not first or (dtype := first[0].dtype) not in _SUFFIXES:
+    if not first or (seen := _look(first)).dtype not in _SUFFIXES:
         return None
-    if (function := kernel(f"{name}_{_SUFFIXES[dtype]}")) is None:
+    if (function := kernel(f"{name}_{_SUFFIXES[seen.dtype]}")) is None:
         return None
-    pointers: list[int] = []
-    contiguous = True
-    for row in rows:
-        for tensor in row or ():
-            if tensor.dtype is not dtype or not tensor.is_cpu:
-                return None
-            contiguous = contiguous and tensor.is_contiguous()
-            pointers.append(tensor.data_ptr())
-        if row is None:
-            pointers += [0] * len(first)
-    if not contiguous and not aligned(*(row for row in rows if row is not None)):
+    nulls, looks = _Look(seen.dtype, True, bytes(8 * len(first))), [seen]
+    for row in rows[1:]:
+        look = nulls if row is None else seen if row is first else _look(row)
+        if look.dtype is not seen.dtype:
+            return None
+        looks.append(look)
+    if not all(look.contiguous for look in looks) and not aligned(*[row for row in rows if row is not None]):
         return None
-    sizes = whole_numbers(*[tensor.numel() for tensor in first])
-    return Call(function, pack(f"{len(pointers)}P", *pointers), sizes, ctypes.c_int64(len(first)))
+    sizes = first.sizes if isinstance(first, Steady) else whole_numbers(*numels(first))
+    return Call(function, b"".join([look.addresses for look in looks]), sizes, ctypes.c_int64(len(first)))
+
+
+def numels(row: Row) -> list[int]:
+    """The number of elements of each."""
+    return row.numels if isinstance(row, Steady) else [tensor.numel() for tensor in row]
 
 
 def aligned(*rows: Row) -> bool:

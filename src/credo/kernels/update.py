@@ -63,17 +63,22 @@ def vogn_all_(
     prior_means: Row | None,
     settings: Settings,
     origins: Row | None = None,
-) -> None:
+    check: bool = False,
+) -> bool:
     """`vogn_` for many tensors in one call; `prior` is one number, or a tensor for each.
 
-    `origins`: where the means are before the update, unless they are in `means`.
+    `origins`: where the means are before the update, unless they are in `means`. With `check` nothing changes unless
+    all gradients and squares are finite, which is what is returned.
     """
     number, priors = (float(prior), None) if isinstance(prior, float | int) else (0.0, prior)
     rows = [means, momenta, curvatures, gradients, squares]
     if call := lists.call("vogn", *rows, priors, prior_means, origins):
-        call.kernel(*call[1:], lists.doubles(*settings, number), _threads())
-        increment_version([*means, *momenta, *curvatures])
-        return
+        done = bool(call.kernel(*call[1:], lists.doubles(*settings, number), _threads(), c_int64(check)))
+        if done:
+            increment_version([*means, *momenta, *curvatures])
+        return done
+    if check and not all_finite([*gradients, *squares]):
+        return False
     with torch.no_grad():
         if origins is not None:
             torch._foreach_copy_(list(means), list(origins))
@@ -82,6 +87,7 @@ def vogn_all_(
             own_prior = number if priors is None else others[0]
             own_means = None if prior_means is None else others[-1]
             _vogn_twin(mu, m, s, gradient, square, own_prior, own_means, settings)
+    return True
 
 
 def _vogn_twin(

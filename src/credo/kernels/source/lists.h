@@ -34,15 +34,50 @@ void visit(const List& list, int64_t first, int64_t last, const Body& body) {
     }
 }
 
-// Cuts only between tiles, so that no element's arithmetic depends on the number of threads.
+// A list cut into as many parts as there are threads to use, between tiles only, so that no element's arithmetic depends
+// on the number of threads.
+struct Parts {
+    const List& list;
+    int64_t tiles, count;
+
+    Parts(const List& list, int64_t threads) : list(list), tiles(0) {
+        for (int64_t k = 0; k < list.count; ++k) tiles += list.tiles(k);
+        count = larger(1, smaller(threads, tiles / tiles_per_thread));
+    }
+
+    template <typename Body>
+    void visit(int64_t part, const Body& body) const {
+        ::visit(list, tiles * part / count, tiles * (part + 1) / count, body);
+    }
+};
+
 template <typename Body>
 void divide(const List& list, int64_t threads, const Body& body) {
-    int64_t tiles = 0;
-    for (int64_t k = 0; k < list.count; ++k) tiles += list.tiles(k);
-    threads = larger(1, smaller(threads, tiles / tiles_per_thread));
-#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
-    for (int64_t part = 0; part < threads; ++part)
-        visit(list, tiles * part / threads, tiles * (part + 1) / threads, body);
+    const Parts parts(list, threads);
+#pragma omp parallel for num_threads(parts.count) schedule(static, 1) if (parts.count > 1)
+    for (int64_t part = 0; part < parts.count; ++part) parts.visit(part, body);
+}
+
+// Where `look` is true of all pieces, and only then, does `act` with each: the same thread does both, and has at hand
+// what it looked at. Whether it was so.
+template <typename Look, typename Act>
+bool divide_if(const List& list, int64_t threads, const Look& look, const Act& act) {
+    const Parts parts(list, threads);
+    bool wrong = false;
+    const auto inspect = [&](int64_t k, int64_t begin, int64_t end) {
+        if (look(k, begin, end)) return;
+#pragma omp atomic write
+        wrong = true;
+    };
+#pragma omp parallel num_threads(parts.count) if (parts.count > 1)
+    {
+#pragma omp for schedule(static, 1)
+        for (int64_t part = 0; part < parts.count; ++part) parts.visit(part, inspect);
+#pragma omp for schedule(static, 1)
+        for (int64_t part = 0; part < parts.count; ++part)
+            if (!wrong) parts.visit(part, act);
+    }
+    return !wrong;
 }
 
 }  // namespace

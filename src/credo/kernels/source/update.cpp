@@ -36,67 +36,80 @@ void vogn(const Operands<T> at, const Settings<T> set, int64_t begin, int64_t en
     }
 }
 
-// `tensors`: rows of `count` pointers (means, momenta, curvatures, gradients, squares, priors, prior means, origins). The
-// last three may be null throughout: the prior is then a number, its mean zero, and the mean where it is to be.
-template <typename T>
-int64_t vogn_list(T* const* tensors, const int64_t* sizes, int64_t count, const double* numbers, int64_t threads) {
-    const auto settings = settings_of<T>(numbers);
-    divide({count, sizes, nullptr}, threads, [&](int64_t k, int64_t begin, int64_t end) {
-        const auto row = [&](int r) { return tensors[r * count + k]; };
-        const Operands<T> at = {row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7) ? row(7) : row(0)};
-        const auto run = at.prior ? (at.prior_mean ? vogn<true, true, T> : vogn<true, false, T>)
-                                  : (at.prior_mean ? vogn<false, true, T> : vogn<false, false, T>);
-        run(at, settings, begin, end);
-    });
-    return 0;
-}
-
 // A number is infinite or NaN when its exponent is all ones: without its sign, and read as an integer, it is then
 // infinity's or larger.
 // Looked at in pieces: an early end without a branch per element.
-template <typename Bits>
-bool finite(const Bits* numbers, int64_t begin, int64_t end, Bits infinity) {
+template <typename T>
+struct Floating;
+template <>
+struct Floating<float> {
+    using Bits = int32_t;
+    static constexpr Bits infinity = 0x7f800000;
+};
+template <>
+struct Floating<double> {
+    using Bits = int64_t;
+    static constexpr Bits infinity = 0x7ff0000000000000;
+};
+
+template <typename T>
+bool finite(const T* values, int64_t begin, int64_t end) {
+    using Bits = typename Floating<T>::Bits;
     constexpr int64_t piece_size = 1 << 15;
     for (int64_t piece = begin; piece < end; piece += piece_size) {
         const int64_t stop = smaller(piece + piece_size, end);
         Bits largest = 0;
 #pragma omp simd reduction(max : largest)
         for (int64_t i = piece; i < stop; ++i) {
-            const Bits magnitude = numbers[i] & ~(Bits(1) << (8 * sizeof(Bits) - 1));
+            Bits bits;
+            std::memcpy(&bits, values + i, sizeof(bits));
+            const Bits magnitude = bits & ~(Bits(1) << (8 * sizeof(Bits) - 1));
             largest = magnitude > largest ? magnitude : largest;
         }
-        if (largest >= infinity) return false;
+        if (largest >= Floating<T>::infinity) return false;
     }
     return true;
 }
 
-template <typename Bits>
-int64_t all_finite(const Bits* const* tensors, const int64_t* sizes, int64_t count, Bits infinity, int64_t threads) {
-    int64_t wrong = 0;
-    divide({count, sizes, nullptr}, threads, [&](int64_t k, int64_t begin, int64_t end) {
-        if (finite(tensors[k], begin, end, infinity)) return;
-#pragma omp atomic write
-        wrong = 1;
-    });
-    return !wrong;
+template <typename T>
+int64_t all_finite(const T* const* tensors, const int64_t* sizes, int64_t count, int64_t threads) {
+    const auto look = [&](int64_t k, int64_t begin, int64_t end) { return finite(tensors[k], begin, end); };
+    return divide_if({count, sizes, nullptr}, threads, look, [](int64_t, int64_t, int64_t) {});
+}
+
+// `tensors`: rows of `count` pointers (means, momenta, curvatures, gradients, squares, priors, prior means, origins). The
+// last three may be null throughout: the prior is then a number, its mean zero, and the mean where it is to be. With
+// `check` nothing changes unless all gradients and squares are finite; whether they are.
+template <typename T>
+int64_t vogn_list(T* const* tensors, const int64_t* sizes, int64_t count, const double* numbers, int64_t threads,
+                  bool check) {
+    const auto settings = settings_of<T>(numbers);
+    const auto look = [&](int64_t k, int64_t begin, int64_t end) {
+        return finite(tensors[3 * count + k], begin, end) && finite(tensors[4 * count + k], begin, end);
+    };
+    const auto move = [&](int64_t k, int64_t begin, int64_t end) {
+        const auto row = [&](int r) { return tensors[r * count + k]; };
+        const Operands<T> at = {row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7) ? row(7) : row(0)};
+        const auto run = at.prior ? (at.prior_mean ? vogn<true, true, T> : vogn<true, false, T>)
+                                  : (at.prior_mean ? vogn<false, true, T> : vogn<false, false, T>);
+        run(at, settings, begin, end);
+    };
+    const List list = {count, sizes, nullptr};
+    if (check) return divide_if(list, threads, look, move);
+    divide(list, threads, move);
+    return true;
 }
 
 }  // namespace
 
-CREDO_EXPORT(vogn_f32)(float* const* tensors, const int64_t* sizes, int64_t count, const double* settings,
-                       int64_t threads) {
-    return vogn_list(tensors, sizes, count, settings, threads);
-}
+#define CREDO_UPDATE(T, type)                                                                                          \
+    CREDO_EXPORT(vogn_##type)(T* const* tensors, const int64_t* sizes, int64_t count, const double* settings,          \
+                              int64_t threads, int64_t check) {                                                        \
+        return vogn_list(tensors, sizes, count, settings, threads, check);                                             \
+    }                                                                                                                  \
+    CREDO_EXPORT(all_finite_##type)(const T* const* tensors, const int64_t* sizes, int64_t count, int64_t threads) {   \
+        return all_finite(tensors, sizes, count, threads);                                                             \
+    }
 
-CREDO_EXPORT(vogn_f64)(double* const* tensors, const int64_t* sizes, int64_t count, const double* settings,
-                       int64_t threads) {
-    return vogn_list(tensors, sizes, count, settings, threads);
-}
-
-CREDO_EXPORT(all_finite_f32)(const int32_t* const* tensors, const int64_t* sizes, int64_t count, int64_t threads) {
-    return all_finite<int32_t>(tensors, sizes, count, 0x7f800000, threads);
-}
-
-CREDO_EXPORT(all_finite_f64)(const int64_t* const* tensors, const int64_t* sizes, int64_t count, int64_t threads) {
-    return all_finite<int64_t>(tensors, sizes, count, 0x7ff0000000000000, threads);
-}
+CREDO_UPDATE(float, f32)
+CREDO_UPDATE(double, f64)
