@@ -45,6 +45,11 @@ class Statistics:
         """Σᵢ gᵢ² = factor·Σᵢ rᵢ², rᵢ what example i sent back: gᵢ/M under a mean, times the loss scale."""
         return factor(self._ledger, self._reduction, self._scale)
 
+    @property
+    def sums(self) -> Mapping[int, Tensor]:
+        """Σᵢ rᵢ² by the parameter's id; not copies."""
+        return self._ledger.squares
+
     def raw(self, parameter: Tensor) -> Tensor | None:
         """Σᵢ rᵢ² itself, not a copy; None for a parameter that the loss did not reach."""
         return self._ledger.squares.get(id(parameter))

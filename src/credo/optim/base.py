@@ -1,8 +1,7 @@
 """What all optimisers with a posterior share: blocks in which the weights are a sample, steps, and state.
 
-The module holds the mean at all times, except inside a block, where it holds a sample. A block
-collects the gradient, and what else the method needs, at its sample; `step` turns what the blocks since the
-last step have collected into one update.
+The module holds the mean, except inside a block, where it holds a sample. A block collects the gradient, and what
+else the method needs, at its sample; `step` turns what the blocks since the last step have collected into one update.
 """
 
 import threading
@@ -18,13 +17,14 @@ from torch import Tensor, nn
 from credo.curvature.subjects import Subjects
 from credo.distributed import World, world
 from credo.errors import CallOrderError, EmptyBatch
-from credo.kernels.update import all_finite
 from credo.optim import arguments, checkpoints, checks
 from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
 from credo.optim.gathering import Gathered, Seen
 from credo.optim.groups import joining_group, parameter_groups, parameter_names, subjects_of_groups
+from credo.optim.hooks import hooked
 from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
+from credo.optim.plan import Plan
 from credo.optim.sampling import MeanKeeper
 from credo.optim.shards import WIDTHS, ElementShards, Shards, whole
 from credo.posterior import Posterior
@@ -68,8 +68,10 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         """What is known at the beginning of a step."""
 
     @abstractmethod
-    def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
-        """The update itself, from finite numbers, each with the loss scale still in it."""
+    def _update(
+        self, gathered: Gathered, gradient_scale: float, squares_scale: float, loss: Tensor | None
+    ) -> bool:
+        """The update itself, from numbers with the loss scale still in them; False and no change if not `_finite`."""
 
     @abstractmethod
     def _uncertain(self) -> Sequence[object]:
@@ -114,10 +116,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     @contextmanager
     def _block(self, scale: float | None) -> Iterator[Seen]:
         self._refuse_inside("open a sampling block")
-        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            raise CallOrderError(
-                "gradients are switched off (no_grad or inference_mode) around a sampling block."
-            )
+        checks.require_gradients()
         parameters = self._trainable()
         before = [p.grad if self._gathered.samples else None for p in parameters]
         self._inside = threading.get_ident()
@@ -133,9 +132,8 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         finally:
             self._inside = None
         self._gather(seen, parameters, before, scale)
-        if seen.examples > self.settings["data_size"] and not self._warned:
-            self._warned = True
-            checks.warn_of_small_data(seen.examples, self.settings["data_size"])
+        if not self._warned:
+            self._warned = checks.warn_of_small_data(seen.examples, self.settings["data_size"])
 
     @final
     def _gather(
@@ -151,6 +149,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
 
     # Steps
 
+    @hooked
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
         """One update from the samples since the last one; with a closure, from K samples taken now.
 
@@ -160,8 +159,11 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         changes, `counters["refused"]` grows, and after ten in a row it is an error.
         """
         self._refuse_inside("step")
-        with self._keeper.late(self._updates_from_origins and not self._shards.sharded):
+        self._keeper.late = self._updates_from_origins and not self._shards.sharded
+        try:
             return self._step(closure)
+        finally:
+            self._keeper.restore()
 
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
         loss = None if closure is None else self._run_share(closure)
@@ -198,16 +200,16 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
 
     def _update_or_refuse(self, loss: Tensor | None) -> None:
         gathered, self._gathered = self._gathered, self._nothing_gathered()
-        scales = checks.loss_scales(self, gathered.scale)
-        parameters = self._trainable()
-        numbers = [p.grad for p in parameters if p.grad is not None]
-        numbers += [] if loss is None else [loss]
-        if self._shards.all(all_finite([*numbers, *gathered.tensors(parameters)])):
-            self._update(gathered, *scales)
+        if self._update(gathered, *checks.loss_scales(self, gathered.scale), loss):
             self.counters["step"] += 1
             self.counters["refused_in_a_row"] = 0
         else:
             checks.count_refused(self.counters)
+
+    @final
+    def _finite(self, gathered: Gathered, loss: Tensor | None) -> bool:
+        """Whether all numbers of a step are, on all ranks."""
+        return self._shards.all(gathered.finite(self._trainable(), loss))
 
     # State
 
@@ -266,9 +268,8 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     def _start_afresh(self) -> None:
         """Forgets the samples of the step under way."""
         self._gathered = self._nothing_gathered()
-        self._inside = None
-        self._left = {}
-        self._warned = False
+        self._inside, self._left, self._warned = None, {}, False
+        self._plans: dict[int, Plan] = {}  # by the group's id
         self._keeper = MeanKeeper()
         self._world = world()
         self._shards = self._kind_of_shards(self._world, bool(self.settings.get("sharded")))

@@ -175,23 +175,24 @@ class BayesByBackprop(ReparameterisedOptimizer):
 
     # Steps
 
-    def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
+    def _update(
+        self, gathered: Gathered, gradient_scale: float, squares_scale: float, loss: Tensor | None
+    ) -> bool:
         assert isinstance(gathered, GatheredVariances)
+        if not self._finite(gathered, loss):
+            return False
         mean_loss = self.settings["reduction"] == "mean" or gathered.vectorized
-        per_example = 1 if mean_loss else gathered.examples / gathered.samples
-        units = (
-            1 / (gathered.samples * per_example * gradient_scale),
-            1 / (gathered.samples * per_example * squares_scale),
-        )
+        count = gathered.samples if mean_loss else gathered.examples
+        units = 1 / (count * gradient_scale), 1 / (count * squares_scale)
         for group in self.param_groups[len(self._inner.optimizer.param_groups) :]:
             self._inner.add_group(self._inner_group(group))
-        self._inner.step(
-            [(float(group["lr"]), self._moves(group, gathered, *units)) for group in self.param_groups]
-        )
+        moves = [(float(group["lr"]), self._moves(group, gathered, *units)) for group in self.param_groups]
+        self._inner.step(moves)
         learned = [state["log_variance"] for state in self.state.values() if "log_variance" in state]
         if learned:
             torch._foreach_clamp_min_(learned, LOG_VARIANCES[0])
             torch._foreach_clamp_max_(learned, LOG_VARIANCES[1])
+        return True
 
     def _moves(
         self, group: dict[str, Any], gathered: GatheredVariances, unit: float, variance_unit: float

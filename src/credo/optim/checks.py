@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -18,7 +19,7 @@ Left = dict[int, tuple[Any, int]]  # id of a parameter → its gradient (weakly)
 
 def left_behind(parameters: list[Tensor]) -> Left:
     """The gradients that a step leaves in `.grad`, so that they are known when they are met again."""
-    return {id(p): (weakref.ref(p.grad), p.grad._version) for p in parameters if p.grad is not None}
+    return {id(p): (weakref.ref(grad), grad._version) for p in parameters if (grad := p.grad) is not None}
 
 
 def refuse_foreign_gradients(parameters: list[Tensor], left: Left) -> None:
@@ -49,12 +50,23 @@ def refuse_replaced(
         )
 
 
-def warn_of_small_data(examples: int, data_size: int) -> None:
+def warn_of_small_data(examples: int, data_size: int) -> bool:
+    """Whether it had to."""
+    if examples <= data_size:
+        return False
     warnings.warn(
         f"a batch has {examples} examples, more than data_size={data_size}. data_size is the number of training "
         "examples, not of batches.",
         stacklevel=5,
     )
+    return True
+
+
+def require_gradients() -> None:
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        raise CallOrderError(
+            "gradients are switched off (no_grad or inference_mode) around a sampling block."
+        )
 
 
 def loss_scales(optimizer: Optimizer, declared: float | None) -> tuple[float, float]:

@@ -44,13 +44,15 @@ class FactorOptimizer(BayesianOptimizer):
     def _sample(self, parameters: list[Tensor]) -> Iterator[Seen]:
         self._follow_freezing()
         self._shards.draws += 1
-        with self._keeper.in_place(lambda: self._draw_over(parameters)), self._watch(parameters) as seen:
-            self._statistics = seen if isinstance(seen, FactorStatistics) else None
-            try:
-                yield seen
-                self._require_observed(seen)
-            finally:
-                self._statistics = None
+        with self._keeper:
+            self._draw_over(parameters)
+            with self._watch(parameters) as seen:
+                self._statistics = seen if isinstance(seen, FactorStatistics) else None
+                try:
+                    yield seen
+                    self._require_observed(seen)
+                finally:
+                    self._statistics = None
         self.counters["draws"] += 1
         if not seen.examples:
             self._shards.draws -= 1  # a look, which is no part of a step

@@ -7,6 +7,7 @@ from typing import Any, Protocol, final
 from torch import Tensor
 
 from credo.curvature.statistics import Statistics
+from credo.kernels.update import all_finite
 from credo.optim.columns import Column, gradients, tabled
 from credo.optim.shards import Shards
 from credo.optim.sharing import add_up
@@ -76,6 +77,13 @@ class Gathered(ABC):
             return None
         return (parameters[0] if loss is None else loss).new_tensor(counted.loss)
 
+    @final
+    def finite(self, parameters: Sequence[Tensor], loss: Tensor | None) -> bool:
+        """Whether the loss, all gradients and all sums are."""
+        numbers = [p.grad for p in parameters if p.grad is not None]
+        numbers += [] if loss is None else [loss]
+        return all_finite([*numbers, *self.tensors(parameters)])
+
     @abstractmethod
     def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
         """Adds what this method wants to know of one sample."""
@@ -104,18 +112,15 @@ class GatheredSquares(Gathered):
         assert isinstance(seen, Statistics)
         self._seen.append(seen)
         unit = seen.factor / seen.examples
-        ratio = unit / self.unit if self.samples else 1.0
-        self.unit = self.unit if self.samples else unit
-        for parameter in parameters:
-            raw = seen.raw(parameter)
-            if raw is not None:
-                self._add_one(id(parameter), raw if ratio == 1.0 else raw * ratio)
-
-    def _add_one(self, key: int, raw: Tensor) -> None:
-        if key in self.squares:
-            self.squares[key] += raw
-        else:
-            self.squares[key] = raw
+        if not self.samples:
+            self.squares, self.unit = dict(seen.sums), unit
+            return
+        for key, raw in seen.sums.items():
+            own = raw if unit == self.unit else raw * (unit / self.unit)
+            if key in self.squares:
+                self.squares[key] += own
+            else:
+                self.squares[key] = own
 
     def columns(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[Column]:
         """ĥ, which is a mean over the examples whatever the loss is; its unit is 1 from then on."""

@@ -13,7 +13,7 @@ Algorithm 1 is this at τ = 1; for other τ its precision tends to N·h/τ + τ�
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -27,6 +27,7 @@ from credo.optim.beliefs import Belief
 from credo.optim.defaults import rate_and_damping
 from credo.optim.diagnostics import Part, part_of
 from credo.optim.gathering import Gathered, GatheredSquares
+from credo.optim.plan import Plan, Ready, ready_rows
 from credo.optim.priors import take_prior
 from credo.optim.shards import WIDTHS, whole
 from credo.optim.squares import SquaresOptimizer
@@ -112,27 +113,39 @@ class GaussNewton(SquaresOptimizer):
             )
 
     @final
-    def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
+    def _update(
+        self, gathered: Gathered, gradient_scale: float, squares_scale: float, loss: Tensor | None
+    ) -> bool:
         assert isinstance(gathered, GatheredSquares)
+        ready = [
+            found
+            for group in self.param_groups
+            if (found := ready_rows(group, self._plan(group), gathered.squares))
+        ]
+        check = len(ready) == 1 and self._sole(ready[0], gathered, loss)
+        if not check and not self._finite(gathered, loss):
+            return False
         mean_loss = self.settings["reduction"] == "mean" or gathered.vectorized
         per_example = 1 if mean_loss else gathered.examples / gathered.samples
         gradient_unit = 1 / (gathered.samples * per_example * gradient_scale)
         squares_unit = gathered.unit / (gathered.samples * squares_scale**2)
-        for group in self.param_groups:
-            ready = [p for p in group["params"] if p.grad is not None and id(p) in gathered.squares]
-            if ready:
-                squares = [gathered.squares[id(p)] for p in ready]
-                self._update_group(group, ready, squares, gradient_unit, squares_unit)
+        return all(self._update_group(one, gradient_unit, squares_unit, check) for one in ready)
 
-    def _update_group(
-        self,
-        group: dict[str, Any],
-        parameters: list[Tensor],
-        squares: list[Tensor],
-        gradient_unit: float,
-        squares_unit: float,
-    ) -> None:
-        states = [self._state(group, p, q, squares_unit) for p, q in zip(parameters, squares, strict=True)]
+    def _sole(self, ready: Ready, gathered: GatheredSquares, loss: Tensor | None) -> bool:
+        """Whether all other numbers of the step are finite for sure; the kernel looks at these on its way."""
+        return (
+            ready.plan is not None
+            and ready.plan.keeps
+            and len(self.param_groups) == 1
+            and len(gathered.squares) == len(ready.parameters)
+            and not self._shards.sharded
+            and (loss is None or math.isfinite(loss))
+        )
+
+    def _update_group(self, ready: Ready, gradient_unit: float, squares_unit: float, check: bool) -> bool:
+        group, parameters = ready.group, ready.parameters
+        if ready.plan is None:
+            ready.begin(squares_unit)
         numbers = update.Settings(
             float(group["lr"]),
             group["momentum"],
@@ -142,27 +155,33 @@ class GaussNewton(SquaresOptimizer):
             squares_unit,
         )
         origins = self._keeper.kept(parameters)
-        update.vogn_all_(
+        done = update.vogn_all_(
             parameters,
-            [state["momentum"] for state in states],
-            [state["curvature"] for state in states],
-            [p.grad for p in parameters],  # type: ignore[misc]
-            squares,
+            ready.momenta(),
+            ready.curvatures(),
+            ready.gradients,
+            ready.squares,
             self._shrinkages(group, parameters),
-            [state["prior_mean"] for state in states] if "prior_mean" in states[0] else None,
+            [own["prior_mean"] for own in ready.states] if "prior_mean" in ready.states[0] else None,
             numbers,
             origins,
+            check,
         )
-        self._keeper.replaced(parameters)
+        if done:
+            self._keeper.replaced(parameters)
+        return done
 
-    def _state(self, group: dict[str, Any], p: Tensor, squares: Tensor, unit: float) -> dict[str, Tensor]:
-        """State for a parameter at its first gradient: m₀ = 0, s₀ the first squares or as given."""
-        state = self._moved_state(group, p)
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(widen(p.detach()))
-        if "curvature" not in state:
-            state["curvature"] = squares * unit
-        return state
+    @final
+    def _plan(self, group: dict[str, Any]) -> Plan:
+        known = self._plans.get(id(group))
+        if known is None or not known.fits(group, self.state):
+            for p in group["params"]:
+                if p.requires_grad:
+                    self._moved_state(group, p)
+            known = Plan(group, self.state)
+            if known.keeps and not self._shards.sharded:  # sharded, whole states are there for a moment only
+                self._plans[id(group)] = known
+        return known
 
     @final
     def _moved_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
@@ -198,7 +217,7 @@ class GaussNewton(SquaresOptimizer):
         return precision * unit
 
     @final
-    def _shrinkages(self, group: dict[str, Any], parameters: list[Tensor]) -> float | list[Tensor]:
+    def _shrinkages(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> float | list[Tensor]:
         """δ̃ for parameters of one group: one number for all, or a tensor for each."""
         if group["deterministic"] or "prior_precision" not in self.state[parameters[0]]:
             return float(self._shrinkage(group, parameters[0]))

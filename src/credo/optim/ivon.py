@@ -155,8 +155,12 @@ class IVON(BayesianOptimizer):
 
     # Steps
 
-    def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
+    def _update(
+        self, gathered: Gathered, gradient_scale: float, squares_scale: float, loss: Tensor | None
+    ) -> bool:
         assert isinstance(gathered, GatheredProducts)
+        if not self._finite(gathered, loss):
+            return False
         per_example = 1 if self.settings["reduction"] == "mean" else gathered.examples / gathered.samples
         unit = 1 / (gathered.samples * per_example)
         for group in self.param_groups:
@@ -167,6 +171,7 @@ class IVON(BayesianOptimizer):
                     alike.setdefault(self._count(p), []).append(p)
             for step, ready in alike.items():
                 self._update_some(group, step, ready, gathered, unit / gradient_scale, unit / squares_scale)
+        return True
 
     def _update_some(
         self,

@@ -122,8 +122,12 @@ class KroneckerOptimizer(KroneckerState):
     # The update
 
     @final
-    def _update(self, gathered: Gathered, gradient_scale: float, squares_scale: float) -> None:
+    def _update(
+        self, gathered: Gathered, gradient_scale: float, squares_scale: float, loss: Tensor | None
+    ) -> bool:
         assert isinstance(gathered, GatheredFactors)
+        if not self._finite(gathered, loss):
+            return False
         mean_loss = self.settings["reduction"] == "mean"
         per_example = 1 if mean_loss else gathered.examples / gathered.samples
         if gathered.fresh:
@@ -131,6 +135,7 @@ class KroneckerOptimizer(KroneckerState):
             self._learn(gathered, (1.0 if own_labels else 1 / squares_scale**2) / gathered.samples)
         self._invert(gathered.fresh)
         self._move(1 / (gathered.samples * per_example * gradient_scale))
+        return True
 
     def _learn(self, gathered: GatheredFactors, unit: float) -> None:
         """The running means of factors and squares; `unit` undoes the number of samples and the loss scale."""

@@ -13,18 +13,23 @@ def finish_closure(returned: Any, seen: Seen, reduction: str) -> Tensor:
     """The loss as one detached number; runs the backward pass if the closure left it to the optimiser."""
     loss = _checked(returned)
     if seen.examples:  # the closure has called backward
-        if loss.numel() != 1:
-            raise InvalidValue(
-                f"the closure called backward and returned a loss of shape {tuple(loss.shape)}, not one number."
-            )
-        loss = loss.detach()
-        return loss if loss.dim() == 0 else loss.reshape(())
+        with torch._C.DisableTorchFunction():  # a block need not see this
+            return _number(loss)
     if not loss.requires_grad:
         raise InvalidValue(
             f"the closure did not call backward, and the loss of shape {tuple(loss.shape)} it returned has no graph. "
             "Return losses computed by the model inside the closure."
         )
     return _backward(loss, seen, reduction)
+
+
+def _number(loss: Tensor) -> Tensor:
+    if loss.numel() != 1:
+        raise InvalidValue(
+            f"the closure called backward and returned a loss of shape {tuple(loss.shape)}, not one number."
+        )
+    loss = loss.detach()
+    return loss if loss.dim() == 0 else loss.reshape(())
 
 
 def _backward(loss: Tensor, seen: Seen, reduction: str) -> Tensor:

@@ -8,7 +8,6 @@ The update is the one in `kronecker_base`; gradients and factors are taken at sa
 """
 
 import math
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -128,9 +127,10 @@ class NoisyKFAC(KroneckerOptimizer):
         self._follow_freezing()
         while self._shards.sharded and self._shards.draws < self.settings["mc_samples"]:
             number = self.counters["draws"] + self._shards.draws
-            self._keeper.keep(self._trainable())
-            with self._keeper.in_place(partial(self._draw_for_all, number)):
-                self._shards.draws += 1
+            with self._keeper:
+                self._keeper.keep(self._trainable())
+                self._draw_for_all(number)
+            self._shards.draws += 1
         return []
 
     def _draw_layer(self, layer: KroneckerLayer, draw: int) -> None:

@@ -9,7 +9,7 @@ them, so that the update needs not know; then the ranks exchange their parts of 
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, Protocol, TypeVar, cast, final
 
@@ -22,6 +22,7 @@ from credo.errors import CallOrderError, InvalidValue
 from credo.kernels.lists import flat, is_dense, reordered
 
 State = defaultdict[Tensor, Any]  # torch's: what an optimiser keeps of each parameter
+NOTHING = nullcontext()
 WIDTHS = frozenset(("curvature", "log_variance", "prior_precision"))  # what makes the variance of a weight
 
 
@@ -103,12 +104,12 @@ class ElementShards(Shards):
 
     # A step
 
+    def standing_in(self, optimizer: Sharded) -> AbstractContextManager[None]:
+        return self._standing_in(optimizer) if self.sharded else NOTHING
+
     @contextmanager
-    def standing_in(self, optimizer: Sharded) -> Iterator[None]:
+    def _standing_in(self, optimizer: Sharded) -> Iterator[None]:
         """Each parameter, and what is kept of it, is this rank's part of it; then the ranks exchange their means."""
-        if not self.sharded:
-            yield
-            return
         self.cut_state(optimizer)
         rows, state = [group["params"] for group in optimizer.param_groups], optimizer.state
         self.cuts = _cuts(optimizer, self.world.size)
@@ -142,12 +143,12 @@ class ElementShards(Shards):
         with self._reading(optimizer, self._put_together(optimizer, names)):
             yield
 
-    @contextmanager
-    def drawing(self, optimizer: Sharded) -> Iterator[None]:
+    def drawing(self, optimizer: Sharded) -> AbstractContextManager[None]:
         """The widths put together, once for all samples of a step, and forgotten after the last of them is drawn."""
-        if not self.sharded:
-            yield
-            return
+        return self._drawing(optimizer) if self.sharded else NOTHING
+
+    @contextmanager
+    def _drawing(self, optimizer: Sharded) -> Iterator[None]:
         if self._kept is None:
             self._kept = self._put_together(optimizer, WIDTHS)
         with self._reading(optimizer, self._kept):

@@ -15,6 +15,7 @@ from credo.errors import InvalidValue
 from credo.optim import arguments
 from credo.optim.base import BayesianOptimizer
 from credo.optim.gathering import GatheredSquares
+from credo.optim.hooks import profiler_runs
 from credo.optim.losses import finish_closure
 from credo.optim.shards import ElementShards
 
@@ -35,9 +36,13 @@ class SquaresOptimizer(BayesianOptimizer):
 
     @final
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """torch's; inside a block nobody needs to see its many small questions."""
+        """torch's, but no name for a profiler that does not run; a block need not see the many small questions."""
         with torch._C.DisableTorchFunction():
-            super().zero_grad(set_to_none)
+            if not set_to_none or profiler_runs():
+                super().zero_grad(set_to_none)
+            for group in self.param_groups if set_to_none else ():
+                for p in group["params"]:
+                    p.grad = None
 
     @final
     @contextmanager
@@ -49,11 +54,10 @@ class SquaresOptimizer(BayesianOptimizer):
             with watching(subjects, reduction, stacks=self._stacks(draw, slices)) as stats:
                 yield stats
         else:
-            with (
-                self._keeper.in_place(lambda: self._draw(draw)),
-                watching(subjects, reduction) as stats,
-            ):
-                yield stats
+            with self._keeper:
+                self._draw(draw)
+                with watching(subjects, reduction) as stats:
+                    yield stats
         self.counters["draws"] += slices
 
     @final

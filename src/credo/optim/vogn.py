@@ -15,15 +15,20 @@ from credo.kernels import noise
 from credo.kernels.scratch import lend
 from credo.kernels.stacked_noise import sample_stacks_
 from credo.optim.gauss_newton import GaussNewton
+from credo.optim.plan import Plan
 from credo.posterior import Posterior
 
 
 class Uncertain(NamedTuple):
     """The parameters of one group that have a width, and which among all of them they are."""
 
-    parameters: list[Tensor]
+    plan: Plan
     widths: tuple[list[Tensor], float, float | list[Tensor]]  # s, τ/N and δ̃ + γ, of which σ² is made
     places: Sequence[int]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return self.plan.uncertain
 
 
 @final
@@ -103,9 +108,12 @@ class VOGN(GaussNewton):
 
     def _draw(self, draw: int) -> None:
         for part in self._uncertain():
-            means, seed = self._keeper.kept(part.parameters), self.settings["seed"]
-            kept = self._keeper.leave(part.parameters) if means is None else None
-            noise.sample_all_(part.parameters, *part.widths, seed, draw, part.places, means, kept)
+            parameters, keeper, kept = part.parameters, self._keeper, None
+            means = keeper.kept(parameters)
+            if means is None:
+                part.plan.rooms = part.plan.rooms or keeper.rooms(parameters)
+                kept = keeper.leave(parameters, part.plan.rooms)
+            noise.sample_all_(parameters, *part.widths, self.settings["seed"], draw, part.places, means, kept)
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
         stacks: dict[int, Tensor] = {}
@@ -121,18 +129,13 @@ class VOGN(GaussNewton):
         found, first = [], 0
         with self._shards.drawing(self):
             for group in self.param_groups:
-                known = [] if group["deterministic"] else self._with_curvature(group)
-                if known:
-                    parameters, curvatures = map(list, zip(*known, strict=True))
-                    widths = curvatures, group["tempering"] / self.data_size, self._shift(group, parameters)
-                    found.append(Uncertain(parameters, widths, range(first, first + len(known))))
-                    first += len(known)
+                plan = self._plan(group)
+                if plan.uncertain and not group["deterministic"]:
+                    scale, shift = group["tempering"] / self.data_size, self._shift(group, plan.uncertain)
+                    places = range(first, first + len(plan.uncertain))
+                    found.append(Uncertain(plan, (plan.curvatures, scale, shift), places))
+                    first += len(places)
         return found
-
-    def _with_curvature(self, group: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
-        trainable = [p for p in group["params"] if p.requires_grad]
-        found = [(p, self._moved_state(group, p).get("curvature")) for p in trainable]
-        return [(p, s) for p, s in found if s is not None]
 
     def _shift(self, group: dict[str, Any], parameters: list[Tensor]) -> float | list[Tensor]:
         """δ̃ + γ: one number, or under a posterior as prior a tensor for each parameter."""
