@@ -40,12 +40,35 @@ class EngineCall(NamedTuple):
 
     def run(self, eyes: AbstractContextManager[Any]) -> Any:
         """Runs it with `eyes` open, because a checkpoint runs its forward during the backward pass."""
+        if self._is_plain():
+            ones, retain = (torch.ones_like(self.roots[0]),), bool(self.arguments.get("retain_graph"))
+            with eyes:
+                return _engine_run_backward(
+                    tuple(self.roots), ones, retain, False, (), allow_unreachable=True, accumulate_grad=True
+                )
         twin = _unlocked(self.function)
         _now.eyes = eyes
         try:
             return twin(**self.arguments)
         finally:
             _now.eyes = None
+
+    def _is_plain(self) -> bool:
+        """loss.backward() and no more: what torch asks before it runs takes longer than a small layer."""
+        loss, given = self.roots[0] if len(self.roots) == 1 else None, self.arguments
+        return (
+            loss is not None
+            and self.function is torch.autograd.backward
+            and self.wanted is None
+            and not self.create_graph
+            and given.get("grad_tensors") is None
+            and given.get("grad_variables") is None
+            and loss.requires_grad
+            and loss.numel() == 1
+            and loss.is_floating_point()
+            and type(loss) is Tensor
+            and not torch._C._are_functorch_transforms_active()
+        )
 
 
 def read_engine_call(func: Any, args: Any, kwargs: Any) -> EngineCall:
