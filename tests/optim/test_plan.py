@@ -223,3 +223,45 @@ def test_a_bad_gradient_without_squares_refuses_the_step_too(together):
     optimizer.step()
     assert optimizer.counters["refused"] == 1
     assert all(torch.equal(one, other) for one, other in zip(before, everything(optimizer), strict=True))
+
+
+class Turned(nn.Module):
+    """A weight that a buffer turns: a computation with parameters alone, as long as the buffer is known."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 3))
+        self.register_buffer("turn", torch.eye(3))
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight @ self.turn)
+
+
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_a_buffer_that_was_replaced_is_known_in_the_next_step(forgetful):
+    """Were it not, the rows of the turned weight would count as examples."""
+    model, x = Turned(), torch.eye(3)
+    optimizer = credo.VOGN(model, data_size=10, lr=0.0, ema_rate=1.0)
+
+    def closure():
+        return model(x).sum(1)
+
+    for _ in range(2):
+        optimizer.step(closure)
+    model.turn = 2 * torch.eye(3)
+    if forgetful:
+        optimizer._plans.subjects = None
+    optimizer.step(closure)
+    # The gradient of example i is 2 in column i, and the mean of squares is over three examples.
+    torch.testing.assert_close(optimizer.curvature()["weight"], torch.full((2, 3), 4 / 3))
+
+
+def test_other_parameters_are_watched_from_the_next_step_on():
+    model, optimizer = stepped(2)
+    first = optimizer._plans.subjects
+    step(model, optimizer)
+    assert optimizer._plans.subjects is first
+    model[0].bias.requires_grad_(False)
+    step(model, optimizer)
+    assert id(model[0].bias) not in optimizer._plans.subjects.watched
+    assert id(model[0].weight) in optimizer._plans.subjects.watched

@@ -20,11 +20,11 @@ from credo.errors import CallOrderError, EmptyBatch
 from credo.optim import arguments, checkpoints, checks
 from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
 from credo.optim.gathering import Gathered, Seen
-from credo.optim.groups import joining_group, parameter_groups, parameter_names, subjects_of_groups
+from credo.optim.groups import joining_group, parameter_groups, parameter_names
 from credo.optim.hooks import hooked
 from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
-from credo.optim.plan import Plan
+from credo.optim.plan import Plans
 from credo.optim.sampling import MeanKeeper
 from credo.optim.shards import WIDTHS, ElementShards, Shards, whole
 from credo.posterior import Posterior
@@ -159,8 +159,8 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         changes, `counters["refused"]` grows, and after ten in a row it is an error.
         """
         self._refuse_inside("step")
-        self._keeper.late = self._updates_from_origins and not self._shards.sharded
         try:
+            self._keeper.late = self._updates_from_origins and not self._shards.sharded
             return self._step(closure)
         finally:
             self._keeper.restore()
@@ -269,7 +269,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         """Forgets the samples of the step under way."""
         self._gathered = self._nothing_gathered()
         self._inside, self._left, self._warned = None, {}, False
-        self._plans: dict[int, Plan] = {}  # by the group's id
+        self._plans = Plans()
         self._keeper = MeanKeeper()
         self._world = world()
         self._shards = self._kind_of_shards(self._world, bool(self.settings.get("sharded")))
@@ -287,7 +287,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         return parameter_names(self.param_groups)
 
     def _subjects(self, parameters: list[Tensor]) -> Subjects:
-        return subjects_of_groups(parameters, self.param_groups, self._module_now())
+        return self._plans.subjects_for(parameters, self.param_groups, self._module_now())
 
     def _module_now(self) -> nn.Module | None:
         return None if self._module is None else self._module()

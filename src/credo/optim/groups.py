@@ -5,14 +5,13 @@ no prior, as in the paper, and are preconditioned like all others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from credo.curvature.subjects import Subjects, buffers_of, refuse_opaque
+from credo.curvature.subjects import refuse_opaque
 from credo.errors import CallOrderError, InvalidType, InvalidValue, UnsupportedOperation
 from credo.optim import arguments
 
@@ -43,14 +42,6 @@ def parameter_names(groups: Iterable[Mapping[str, Any]]) -> dict[int, str]:
         for k, p in enumerate(group["params"]):
             named[id(p)] = group["param_names"][k] if "param_names" in group else f"parameter_{len(named)}"
     return named
-
-
-def subjects_of_groups(
-    parameters: Iterable[Tensor], groups: Iterable[Mapping[str, Any]], module: nn.Module | None
-) -> Subjects:
-    """For a block that watches parameters of these groups. It must not hold the optimiser, which may hold its sums."""
-    constants = [] if module is None else buffers_of(module)
-    return Subjects(parameters, constants, partial(parameter_names, groups))
 
 
 def joining_group(

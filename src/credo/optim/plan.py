@@ -1,15 +1,18 @@
 """What does not change from step to step: which parameters of a group are trained, and where their state is."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from credo.curvature.contribution import widen
+from credo.curvature.subjects import Subjects, buffers_of
 from credo.kernels.lists import Steady
+from credo.optim.groups import parameter_names
 
 State = Mapping[Tensor, dict[str, Tensor]]
 
@@ -56,6 +59,27 @@ class Plan:
             *[own["curvature"].data_ptr() if "curvature" in own else None for own in self.states],
             *[own["momentum"].data_ptr() if "momentum" in own else None for own in self.states],
         ]
+
+
+@final
+class Plans(dict[int, Plan]):
+    """By the group's id; and whom the last block watched, who may well be the same in the next."""
+
+    subjects: Subjects | None = None
+
+    def subjects_for(
+        self, parameters: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], module: nn.Module | None
+    ) -> Subjects:
+        """For a block that watches trainable parameters of the groups. Buffers are asked for anew: they come and go.
+
+        It must not hold the optimiser, which may hold its sums.
+        """
+        constants, known = [] if module is None else buffers_of(module), self.subjects
+        if known is None or not identical(list(known.watched.values()), parameters):
+            self.subjects = known = Subjects(parameters, constants, partial(parameter_names, groups))
+        else:
+            known.constants = {id(constant): constant for constant in constants}
+        return known
 
 
 class Ready(NamedTuple):
