@@ -125,6 +125,7 @@ def test_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 def test_rows_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("credo.kernels.linear.SQUARED", 300)
+    monkeypatch.setattr("credo.kernels.linear.FEW", 0)
     x, g = random(10, 5), random(10, 3, seed=1)
     with forced("off"):
         actual = row_sums(x, g)

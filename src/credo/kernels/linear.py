@@ -18,6 +18,7 @@ from credo.kernels.plans import Plans
 from credo.kernels.scratch import SMALL, lend, scratch, workspace
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
+FEW = 1 << 20  # bytes of x and g whose squares the C library has memory at hand for
 FUSED = 1 << 19  # weights: beyond, their sums leave a core's cache and the library's products are as fast
 _NAMES = {torch.float32: "row_sums_f32", torch.float64: "row_sums_f64"}
 _Sizes = tuple[int, int, int, int]  # S, M, I, O
@@ -83,7 +84,10 @@ _plans = Plans(_fused)
 
 
 def _products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """By two matrix products, with the squares in scratch memory, a few MB at a time."""
+    """By two matrix products; the squares, where there are many, in scratch memory, a few MB at a time."""
+    if x.nbytes + g.nbytes <= FEW:
+        squared_g = g * g
+        return torch.mm(g.T, x), torch.mm(squared_g.T, x * x), g.sum(0), squared_g.sum(0)
     squares, bias_squares = lend((g.shape[1], x.shape[1]), g), lend((g.shape[1],), g)
     step = max(1, SQUARED // max(1, (x.shape[1] + g.shape[1]) * x.element_size()))
     some_x, some_g = (x, g) if len(x) <= step else (x[:step], g[:step])
