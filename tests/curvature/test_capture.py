@@ -3,11 +3,15 @@
 import gc
 import weakref
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import credo
+from credo.curvature.interception import Interception
+from credo.errors import CallOrderError, UnsupportedOperation
 from tests.curvature.classification import assert_squares, batch, mlp, truth
 from tests.curvature.oracle import relative_error
 
@@ -183,3 +187,39 @@ def test_rows_of_one_example_merged_by_declaration():
         (layer(rows).square().sum() / 5).backward()
     assert stats.examples == 5
     assert relative_error(stats.squares[layer.weight], expected["weight"]) < 1e-12
+
+
+def test_several_roots_all_go_back():
+    net, x = nn.Linear(3, 2).double(), torch.randn(4, 3, dtype=torch.float64)
+    losses = [lambda: net(x).square().mean(), lambda: 3 * net(x).mean()]
+    expected = torch.autograd.grad(sum(loss() for loss in losses), net.weight)[0]
+    for together in (False, True):
+        net.zero_grad()
+        with credo.capture(net):
+            roots = [loss() for loss in losses]
+            torch.autograd.backward([sum(roots)] if together else roots)
+        torch.testing.assert_close(net.weight.grad, expected)
+
+
+def test_an_edge_of_the_graph_as_a_root_is_refused():
+    net, x = nn.Linear(3, 2), torch.ones(4, 3)
+    with credo.capture(net):
+        one, other = net(x).square().mean(), net(x).mean()
+        edge = torch.autograd.graph.get_gradient_edge(other)
+        with pytest.raises(UnsupportedOperation, match="GradientEdge"):
+            torch.autograd.backward([one, edge])
+        with pytest.raises(CallOrderError, match="could not be seen"):  # torch shows it to nobody
+            torch.autograd.backward(edge)
+    assert net.weight.grad is None
+
+
+def test_an_interrupt_while_a_block_opens_leaves_no_eyes_open(monkeypatch):
+    def interrupted(self):
+        TorchFunctionMode.__enter__(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Interception, "__enter__", interrupted)
+    before = torch._C._len_torch_function_stack()
+    with pytest.raises(KeyboardInterrupt), credo.capture(nn.Linear(2, 2)):
+        pass
+    assert torch._C._len_torch_function_stack() == before

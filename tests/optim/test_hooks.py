@@ -43,6 +43,19 @@ def test_hooks_of_all_optimisers_run_too_and_may_replace_the_closure(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_hooks_run_once_around_the_step_of_a_subclass(method):
+    class Counting(method):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    model, seen = network(), []
+    optimizer = Counting(model, data_size=100)
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    optimizer.step(losses(model))
+    assert seen == ["after"]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_profiler_sees_the_step_by_its_name(method):
     model = network()
     optimizer = method(model, data_size=100)

@@ -65,8 +65,12 @@ class watching(AbstractContextManager[Statistics]):
         self._statistics = Statistics(self._interception.ledger, reduction, scale)
 
     def __enter__(self) -> Statistics:
-        self._interception.__enter__()  # type: ignore[no-untyped-call]
-        return self._statistics
+        try:
+            self._interception.__enter__()  # type: ignore[no-untyped-call]
+            return self._statistics
+        except BaseException:  # an interrupt, after which nobody would come to close the eyes
+            self._interception.withdraw()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self._interception.__exit__(*_)  # type: ignore[no-untyped-call]

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from credo.curvature.provenance import tensors_in
 from credo.curvature.unlock import unlocked, with_globals
+from credo.errors import UnsupportedOperation
 
 _NAMES = {
     torch.Tensor.backward: ("self", "gradient", "retain_graph", "create_graph", "inputs"),
@@ -77,10 +78,16 @@ def read_engine_call(func: Any, args: Any, kwargs: Any) -> EngineCall:
         func = torch.autograd.backward
         given["tensors"], given["grad_tensors"] = given.pop("self"), given.pop("gradient", None)
     roots, wanted = given["outputs" if func is torch.autograd.grad else "tensors"], given.get("inputs")
+    roots = [roots] if isinstance(roots, (Tensor, GradientEdge)) else list(roots)
+    if any(isinstance(root, GradientEdge) for root in roots):
+        raise UnsupportedOperation(
+            "a backward pass from a GradientEdge cannot be followed: its graph is read from tensors. Call backward "
+            "on the tensor itself."
+        )
     return EngineCall(
         func,
         given,
-        roots=[roots] if isinstance(roots, Tensor) else list(tensors_in(roots)),
+        roots=roots,
         wanted=None if wanted is None else list(tensors_in((wanted,))),
         create_graph=bool(given.get("create_graph")),
     )
@@ -101,6 +108,7 @@ def _unlocked(function: FunctionType) -> Callable[..., Any]:
 
     Before, it asks the root a dozen small questions, each of which would go through them.
     """
+    assert function.__globals__["_engine_run_backward"] is _engine_run_backward  # else eyes would never open
     return with_globals(unlocked(function), {"_engine_run_backward": _run_seen})  # type: ignore[arg-type]
 
 

@@ -46,6 +46,12 @@ class Interception(TorchFunctionMode):
         self._order = count()
         self._examples_second = 0  # inside attention, the number of examples
 
+    def withdraw(self) -> None:
+        """Leaves torch's stack of modes, if it is there."""
+        depth = _len_torch_function_stack()
+        if depth and _get_function_stack_at(depth - 1) is self:
+            self.__exit__(None, None, None)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         known = self._provenance

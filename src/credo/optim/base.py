@@ -119,8 +119,8 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         checks.require_gradients()
         parameters = self._trainable()
         before = [p.grad if self._gathered.samples else None for p in parameters]
-        self._inside = threading.get_ident()
         try:
+            self._inside = threading.get_ident()
             for p in parameters:
                 p.grad = None
             with self._sample(parameters) as seen:

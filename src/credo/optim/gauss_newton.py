@@ -179,6 +179,7 @@ class GaussNewton(SquaresOptimizer):
                 if p.requires_grad:
                     self._moved_state(group, p)
             known = Plan(group, self.state)
+            self._plans.forget_all_but(self.param_groups)
             if known.keeps and not self._shards.sharded:  # sharded, whole states are there for a moment only
                 self._plans[id(group)] = known
         return known

@@ -17,7 +17,8 @@ def hooked(step: Step) -> Step:
 
     @wraps(step)
     def run(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if _is_watched(self):
+        # A subclass with a step of its own has been wrapped by torch, and hooks must not run twice.
+        if _is_watched(self) and type(self).step is run:
             return watched(self, *args, **kwargs)
         return step(self, *args, **kwargs)
 

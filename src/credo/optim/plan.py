@@ -43,21 +43,25 @@ class Plan:
         self.momenta = Steady([own["momentum"] for own in self.states]) if whole else None
         self.rooms: Steady | None = None  # for the means of the uncertain ones, once they were away
         self.keeps = all(t.is_cpu for t in chain(self._all, *[own.values() for own in self.states]))
+        self._rows = self._state_rows()
         self._seen = self._look() if self.keeps else []
 
     def fits(self, group: Mapping[str, Any], state: State) -> bool:
         return (
             identical(group["params"], self._all)
             and all(map(is_, map(state.get, self.parameters), self.states))
+            and identical(self._state_rows(), self._rows)
             and self._look() == self._seen
         )
+
+    def _state_rows(self) -> list[Tensor | None]:
+        return [own.get(name) for own in self.states for name in ("curvature", "momentum")]
 
     def _look(self) -> list[object]:
         """All that could have changed, but for what the objects are."""
         return [
-            *[(p.requires_grad, p.dtype, p.numel(), p.is_contiguous(), p.data_ptr()) for p in self._all],
-            *[own["curvature"].data_ptr() if "curvature" in own else None for own in self.states],
-            *[own["momentum"].data_ptr() if "momentum" in own else None for own in self.states],
+            *[(p.requires_grad, p.dtype, p.data_ptr(), p.shape, p.stride()) for p in self._all],
+            *[None if t is None else (t.data_ptr(), t.stride()) for t in self._rows],
         ]
 
 
@@ -66,6 +70,12 @@ class Plans(dict[int, Plan]):
     """By the group's id; and whom the last block watched, who may well be the same in the next."""
 
     subjects: Subjects | None = None
+
+    def forget_all_but(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Groups may have been removed, and plans hold their state."""
+        present = set(map(id, groups))
+        for gone in [key for key in self if key not in present]:
+            del self[gone]
 
     def subjects_for(
         self, parameters: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], module: nn.Module | None
