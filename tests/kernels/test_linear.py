@@ -8,7 +8,7 @@ from torch import Tensor
 
 from credo.kernels import forced
 from credo.kernels.linear import _fused, layer_sums, row_sums, sequence_sums
-from credo.kernels.plans import Plans
+from credo.kernels.prepared import Prepared
 from tests.kernels.modes import MODES, assert_close, every_mode, every_type
 
 
@@ -140,7 +140,7 @@ def test_large_weights_go_to_the_matrix_products(
     x, g = random(10, 5), random(*shape, seed=1)
     small = layer_sums(x, g)
     monkeypatch.setattr("credo.kernels.linear.FUSED", 14)
-    monkeypatch.setattr("credo.kernels.linear._plans", Plans(_fused))  # knows nothing yet
+    monkeypatch.setattr("credo.kernels.linear._prepared", Prepared(_fused))  # knows nothing yet
     monkeypatch.setattr("credo.kernels.linear.Fused.__call__", None)  # nobody is to call it
     for own, truth in zip(layer_sums(x, g), small, strict=True):
         assert_close(own, truth)

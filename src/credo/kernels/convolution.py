@@ -16,7 +16,7 @@ from credo.kernels import native
 from credo.kernels.convolution_twin import empty_sums, weight_sums_twin
 from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.linear import row_sums
-from credo.kernels.plans import Plans
+from credo.kernels.prepared import Prepared
 from credo.kernels.scratch import LIMIT, lend, workspace
 from credo.kernels.unfolding import Geometry
 
@@ -120,13 +120,13 @@ def _planned(x: Tensor, g: Tensor, at: Geometry) -> Planned | None:
     return None if plan.scratch_bytes > LIMIT and split(x, g, at) else plan
 
 
-_plans = Plans(_planned)
+_prepared = Prepared(_planned)
 
 
 def _plan(x: Tensor, g: Tensor, at: Geometry) -> Planned | None:
     if not x.is_cpu:
         return None
-    return _plans.get((x.shape, x.stride(), x.dtype, g.shape, g.stride(), g.dtype, at), x, g, at)
+    return _prepared.get((x.shape, x.stride(), x.dtype, g.shape, g.stride(), g.dtype, at), x, g, at)
 
 
 def sums_of_halves(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:

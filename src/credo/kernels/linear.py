@@ -14,7 +14,7 @@ from torch import Tensor
 
 from credo.kernels import native
 from credo.kernels.layout import widened
-from credo.kernels.plans import Plans
+from credo.kernels.prepared import Prepared
 from credo.kernels.scratch import SMALL, lend, scratch, workspace
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
@@ -36,7 +36,7 @@ def layer_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     if x.dtype is not torch.float32 or g.dtype is not torch.float32:
         x, g = widened(x, g)
-    if x.is_cpu and (fused := _plans.get((x.shape, g.shape, x.dtype), x, g)):
+    if x.is_cpu and (fused := _prepared.get((x.shape, g.shape, x.dtype), x, g)):
         return fused(x, g)
     return _products(x, g) if g.dim() == 2 else _shared_products(x, g)
 
@@ -80,7 +80,7 @@ def _fused(x: Tensor, g: Tensor) -> Fused | None:
     return Fused(kernel, sizes, torch.get_num_threads(), x.element_size())
 
 
-_plans = Plans(_fused)
+_prepared = Prepared(_fused)
 
 
 def _products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

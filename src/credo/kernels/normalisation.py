@@ -11,7 +11,7 @@ from torch import Tensor
 
 from credo.kernels import native
 from credo.kernels.layout import flat_strides, readable, widened
-from credo.kernels.plans import Plans
+from credo.kernels.prepared import Prepared
 from credo.kernels.scratch import scratch, workspace
 
 CHUNK = 1 << 20  # bytes that the twin works on at a time
@@ -75,14 +75,14 @@ def _planned(x: Tensor, g: Tensor, training: bool) -> Planned | None:
     return Planned(kernel, x, g, training) if readable_x is x and readable_g is g else None
 
 
-_plans = Plans(_planned)
+_prepared = Prepared(_planned)
 
 
 def _plan(x: Tensor, g: Tensor, training: bool, *affine: Tensor | None) -> Planned | None:
     plain = all(t is None or (t.dtype is x.dtype and t.is_contiguous()) for t in affine)
     if not plain or not x.is_cpu or x.dtype is not g.dtype:
         return None
-    return _plans.get((x.shape, x.stride(), x.dtype, g.stride(), training), x, g, training)
+    return _prepared.get((x.shape, x.stride(), x.dtype, g.stride(), training), x, g, training)
 
 
 def alike(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

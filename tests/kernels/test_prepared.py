@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from credo.kernels import native, plans
+from credo.kernels import native, prepared
 from credo.kernels.convolution import weight_sums
 from credo.kernels.normalisation import batch_norm_backward
-from credo.kernels.plans import Plans
+from credo.kernels.prepared import Prepared
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def numbered(made):
         made.append(name)
         return None if name == "none" else len(made)
 
-    return Plans(make)
+    return Prepared(make)
 
 
 def test_a_plan_is_made_once_a_kind(numbered, made):
@@ -41,7 +41,7 @@ def test_other_kernels_and_other_threads_have_other_plans(numbered):
 
 
 def test_there_are_not_more_and_more_of_them(numbered, monkeypatch):
-    monkeypatch.setattr(plans, "LIMIT", 3)
+    monkeypatch.setattr(prepared, "LIMIT", 3)
     for kind in range(10):
         numbered.get(kind, kind)
     assert len(numbered._known) <= 3

@@ -13,7 +13,7 @@ Plan = TypeVar("Plan")
 
 
 @final
-class Plans(Generic[Plan]):
+class Prepared(Generic[Plan]):
     """Plans by the kind of tensors that they are for. `make` gives None for kinds without one, which is known too."""
 
     def __init__(self, make: Callable[..., Plan | None]):
