@@ -50,10 +50,6 @@ class Statistics:
         """Σᵢ rᵢ² by the parameter's id; not copies."""
         return self._ledger.squares
 
-    def raw(self, parameter: Tensor) -> Tensor | None:
-        """Σᵢ rᵢ² itself, not a copy; None for a parameter that the loss did not reach."""
-        return self._ledger.squares.get(id(parameter))
-
 
 def factor(ledger: Ledger, reduction: str, scale: float) -> float:
     share = ledger.examples if reduction == "mean" else 1
