@@ -61,14 +61,14 @@ def test_an_exception_in_a_closure_restores_everything():
 def test_an_interrupt_at_the_draw_itself_restores_the_mean(monkeypatch, after):
     """Python is interrupted right before the kernel that puts the mean by, or right after it."""
     model, optimizer = trained()
-    before, sample = learned(model, optimizer), noise.sample_all_
+    before, sample = learned(model, optimizer), noise.Sampler.__call__
 
     def interrupted(*args):
         if after:
             sample(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(noise, "sample_all_", interrupted)
+    monkeypatch.setattr(noise.Sampler, "__call__", interrupted)
     with pytest.raises(KeyboardInterrupt):
         optimizer.step(lambda: F.cross_entropy(model(X), Y, reduction="none"))
     assert_unchanged(before, model, optimizer)

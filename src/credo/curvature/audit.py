@@ -32,9 +32,10 @@ def audit(
     more: set[int] = set()
     for use in uses:
         for source in filter(None, use.sources):
-            for root in source.roots:
-                # What was computed from a parameter must wait for the end of the pass, as a second use must.
-                (once if source.selects and id(root) not in once else more).add(id(root))
+            if source.selects and source.key not in once:
+                once.add(source.key)
+            else:  # what was computed from a parameter must wait for the end of the pass, as a second use must
+                more.update(map(id, source.roots))
     single = [key for key in once - more if key in wanted]
     return BackwardPass(_count_examples(uses, ledger, declared), wanted, frozenset(single))
 

@@ -15,6 +15,8 @@ from torch import Tensor
 # The scratch one chunk of per-example gradients may take: it stays in the cache, and bounds memory.
 CHUNK_BYTES = 8 * 2**20
 
+WIDE = frozenset((torch.float32, torch.float64))  # enough for a square
+
 PerExample = Callable[[int, int], Tensor]
 Factors = tuple[Tensor, Tensor]  # of the inputs and of the output gradients, summed over examples
 
@@ -63,7 +65,7 @@ class Stacked(Contribution):
 
 def widen(tensor: Tensor) -> Tensor:
     """Half-precision numbers in float32: a square of 1e-5 is already zero in float16."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+    return tensor if tensor.dtype in WIDE else tensor.float()
 
 
 def chunks(examples: int, bytes_per_example: int) -> Iterator[tuple[int, int]]:

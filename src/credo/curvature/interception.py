@@ -7,7 +7,7 @@ parameters alone gives a derived tensor; everything else runs as it is.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from itertools import count
+from itertools import compress, count
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from credo.curvature.watched import Watched
 from credo.errors import UnsupportedOperation
 
 _WHOLE = {F.embedding_bag}  # its rows are examples; those of the operation inside are not
+_PLACES = range(1 << 20)  # of arguments; there are never so many
 _INTEGERS = {torch.int32, torch.int64}
 
 
@@ -54,19 +55,17 @@ class Interception(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in ENGINE_CALLS:
+            return self._run_engine(func, args, kwargs)
         known = self._provenance
         if not (known.touches(args) or (kwargs and known.touches(kwargs.values()))):
             return self._pass(func, args, kwargs)
-        if func in ENGINE_CALLS:
-            return self._run_engine(func, args, kwargs)
         if func in INSPECTIONS or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         return self._replace(func, args, kwargs)
 
     def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call without a parameter, as it is; what it makes of constants alone is a constant."""
-        if func in ENGINE_CALLS:
-            return self._run_engine(func, args, kwargs)
         result = func(*args, **kwargs) if self._stacks is None else self._stacks.run(func, args, kwargs)
         if (self._provenance.constants or func is torch.arange) and isinstance(result, Tensor):
             self._note_constant(func, args, result)
@@ -94,16 +93,16 @@ class Interception(TorchFunctionMode):
 
     def _replace_by(self, operation: Operation, func: Any, args: Any, kwargs: Any) -> Any:
         """By an operation with a rule, if parameters stand where the rule expects them."""
-        known, places = self._provenance, operation.parameter_slots
+        known = self._provenance
         sources, data = known.sources_and_data(operation.tensors)
         if not data or operation.has_no_examples(known):
             return self._derive(func, args, kwargs)
-        for k, source in enumerate(sources):
-            if source is not None and k not in places:
-                return self._replace_row_by_row(func, args, kwargs)
-        if self._examples_second and operation.name != "linear":
+        expected = operation.parameter_slots.issuperset(compress(_PLACES, sources))
+        if not expected or (self._examples_second and operation.name != "linear"):
             return self._replace_row_by_row(func, args, kwargs)
-        return self._place(operation, sources)
+        if self._examples_second or self._stacks is not None:
+            return self._place(operation, sources)
+        return self._watch(operation, sources)
 
     def _replace_row_by_row(self, func: Any, args: Any, kwargs: Any) -> Any:
         sources = tuple(map(self._provenance.source, tensors_in((*args, *kwargs.values()))))

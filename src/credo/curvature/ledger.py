@@ -1,13 +1,13 @@
 """Keeps the squares: what each use contributes, what must wait for other uses, and for how many examples."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import Contribution, chunked_squares, widen
-from credo.curvature.operation import Operation
+from credo.curvature.contribution import WIDE, Contribution, chunked_squares, widen
+from credo.curvature.operation import Operation, Pieces
 from credo.curvature.provenance import Source
 from credo.errors import CallOrderError, UnsupportedOperation
 from credo.kernels.scratch import give_back
@@ -55,30 +55,39 @@ class Ledger:
     def __del__(self) -> None:
         give_back(self.squares.values())  # for the next block; nobody else has ever held them
 
-    def receive(self, current: BackwardPass, source: Source | None, contribution: Contribution) -> Tensor:
-        """Notes one use of a source and returns its ordinary gradient Σᵢ rᵢ."""
-        if source is None:
-            return contribution.total()
-        if source.selects and (key := id(source.roots[0])) in current.single:
-            if key in current.squared or key in current.deferred:
-                self._refuse_hidden_use(key)
-            current.squared.add(key)
-            total, squares = contribution.total_and_squares()
-            self._add(key, squares if source.is_parameter else source.pull_one(squares, source.roots[0]))
-            return total
-        for key in map(id, source.roots):
+    def receive(
+        self, current: BackwardPass, sources: Sequence[Source | None], pieces: Pieces
+    ) -> list[Tensor | None]:
+        """Notes what one operation contributes to each of its sources; contributions become gradients Σᵢ rᵢ."""
+        gradients: list[Tensor | None] = []
+        for source, piece in zip(sources, pieces):  # noqa: B905  (as many by contract; asking takes a while)
+            if piece is None or isinstance(piece, Tensor):
+                gradients.append(piece)
+            elif source is not None and source.selects and (key := source.key) in current.single:
+                if key in current.squared or key in current.deferred:
+                    self._refuse_hidden_use(key)
+                current.squared.add(key)
+                total, squares = piece.total_and_squares()
+                self._add(key, squares if source.is_parameter else source.pull_one(squares, source.roots[0]))
+                gradients.append(total)
+            else:
+                gradients.append(self._defer(current, source, piece))
+        return gradients
+
+    def _defer(self, current: BackwardPass, source: Source | None, contribution: Contribution) -> Tensor:
+        """Keeps a contribution until the end of the pass, for parameters that other uses contribute to."""
+        for key in map(id, () if source is None else source.roots):
             if key in current.squared:
                 self._refuse_hidden_use(key)
-            if key in current.wanted:
+            if source is not None and key in current.wanted:
                 current.deferred.setdefault(key, []).append((source, contribution))
         return contribution.total()
 
     def _add(self, key: int, squares: Tensor) -> None:
-        known = self.squares.get(key)
-        if known is None:
-            self.squares[key] = widen(squares)
+        if key in self.squares:
+            self.squares[key] += squares
         else:
-            known += squares
+            self.squares[key] = squares if squares.dtype in WIDE else squares.float()
 
     def settle(self, finished: BackwardPass) -> None:
         """Squares what had to wait: for each example the sum over all uses first, the square after."""

@@ -33,15 +33,20 @@ SELECTIONS = frozenset(
 
 
 class Source:
-    """A tensor that stands for parameters: a watched parameter itself, or one derived from some."""
+    """A tensor that stands for parameters: a watched parameter itself, or one derived from some (its `roots`)."""
 
-    __slots__ = ("is_parameter", "roots", "selects", "tensor")
+    __slots__ = ("_roots", "is_parameter", "key", "selects", "tensor")
 
-    def __init__(self, tensor: Tensor, roots: tuple[Tensor, ...], selects: bool):
+    def __init__(self, tensor: Tensor, roots: tuple[Tensor, ...] = (), selects: bool = True):
         self.tensor = tensor  # for a derived tensor, the one with the private graph
-        self.roots = roots
+        self._roots = roots
+        self.is_parameter = not roots
+        self.key = id(roots[0] if roots else tensor)
         self.selects = selects  # made from one parameter by selections only
-        self.is_parameter = tensor is roots[0]
+
+    @property
+    def roots(self) -> tuple[Tensor, ...]:
+        return self._roots or (self.tensor,)
 
     def pull(self, shares: Tensor, root: Tensor) -> Tensor:
         """Gradients (m, *shape) with respect to this tensor, as gradients (m, *root.shape) of a root."""
@@ -113,11 +118,12 @@ class Provenance:
 
     def sources_and_data(self, tensors: Iterable[Tensor | None]) -> tuple[tuple[Source | None, ...], bool]:
         """The source of each tensor that has one, and whether examples may be in any of the others."""
-        found, data = [], False
+        sources, found, data = self.sources, [], False
         for tensor in tensors:
-            source = self.sources.get(id(tensor))
+            source = sources.get(id(tensor))
             found.append(source)
-            data = data or (source is None and tensor is not None and id(tensor) not in self.constants)
+            if source is None and tensor is not None and id(tensor) not in self.constants:
+                data = True
         return tuple(found), data
 
     def constant(self, values: Iterable[Any]) -> bool:

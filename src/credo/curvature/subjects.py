@@ -28,7 +28,7 @@ class Subjects:
         self.constants = {id(constant): constant for constant in constants}
         for p in parameters:
             (self.watched if p.requires_grad else self.constants)[id(p)] = p
-        self.sources = {key: Source(p, (p,), True) for key, p in self.watched.items()}
+        self.sources = {key: Source(p) for key, p in self.watched.items()}
 
 
 def subjects_of(parameters: Parameters) -> Subjects:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunction, _are_functorch_transforms_active, _is_any_autocast_enabled
 
 from credo.curvature.ledger import Use
 from credo.curvature.operation import Outputs
@@ -20,7 +21,7 @@ class Watched(torch.autograd.Function):
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """torch's, without its search of every argument for what functorch may have left in it."""
-        if torch._C._are_functorch_transforms_active():
+        if _are_functorch_transforms_active():
             return super().apply(*args)  # type: ignore[no-untyped-call]
         return _apply(*args)
 
@@ -38,15 +39,11 @@ class Watched(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         if grads[0] is None and all(grad is None for grad in grads):
             return (None,) * (len(needed) + 1)
-        operation, ledger, current = use.operation, use.ledger, use.ledger.require_pass()
+        ledger, current = use.ledger, use.ledger.require_pass()
         saved = ctx.saved_tensors  # a checkpoint runs its forward again here, so the block must still see it
-        with _plain_torch(saved):
-            received: list[Any] = [*operation.backward(grads, needed, current.examples, saved)]
-            for k in operation.parameter_slots:
-                piece = received[k]
-                if piece is not None and not isinstance(piece, Tensor):
-                    received[k] = ledger.receive(current, use.sources[k], piece)
-        return None, *received
+        with _plain_torch(saved) if _is_any_autocast_enabled() else DisableTorchFunction():
+            pieces = use.operation.backward(grads, needed, current.examples, saved)
+            return None, *ledger.receive(current, use.sources, pieces)
 
 
 _apply = super(torch.autograd.Function, Watched).apply
@@ -54,14 +51,11 @@ _apply = super(torch.autograd.Function, Watched).apply
 
 def _plain_torch(tensors: tuple[Tensor, ...]) -> AbstractContextManager[Any]:
     """The backward pass is not watched itself, and runs in the dtypes that the forward chose."""
-    if torch._C._is_any_autocast_enabled():
-        device = next(tensor for tensor in tensors if tensor is not None).device.type
-        if torch.is_autocast_enabled(device):
-            return _without_autocast(device)
-    return torch._C.DisableTorchFunction()
+    device = next(tensor for tensor in tensors if tensor is not None).device.type
+    return _without_autocast(device) if torch.is_autocast_enabled(device) else DisableTorchFunction()
 
 
 @contextmanager
 def _without_autocast(device: str) -> Iterator[None]:
-    with torch._C.DisableTorchFunction(), torch.autocast(device, enabled=False):
+    with DisableTorchFunction(), torch.autocast(device, enabled=False):
         yield

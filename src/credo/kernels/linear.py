@@ -10,7 +10,7 @@ import ctypes
 from struct import pack
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty_like
 
 from credo.kernels import native
 from credo.kernels.layout import widened
@@ -34,50 +34,45 @@ def layer_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     g may be (S, M, O), of S samples that all see the one x: the sums then run over samples too.
     """
-    if x.dtype is not torch.float32 or g.dtype is not torch.float32:
-        x, g = widened(x, g)
-    if x.is_cpu and (fused := _prepared.get((x.shape, g.shape, x.dtype), x, g)):
+    fused = _prepared.get((x.shape, g.shape, x.dtype, g.dtype, x.is_cpu), x, g)
+    if fused is not None:
         return fused(x, g)
+    if not x.dtype is g.dtype in _NAMES:
+        return layer_sums(*widened(x, g))
     return _products(x, g) if g.dim() == 2 else _shared_products(x, g)
 
 
 class Fused:
     """The C++ kernel, which reads x and g once for all four sums, for layers of one size: what calls have in common."""
 
-    def __init__(self, kernel: native.Kernel, sizes: _Sizes, threads: int, item_bytes: int):
+    def __init__(self, kernel: native.Kernel, sizes: _Sizes, threads: int, dtype: torch.dtype):
         *_, inputs, outputs = sizes
         self._kernel, self._sizes, self._threads = kernel, native.integers(*sizes), ctypes.c_int64(threads)
-        self._weight, self._bias = (outputs, inputs), (outputs,)
-        self._large = outputs * inputs * item_bytes >= SMALL
+        number = torch.empty((), dtype=dtype)
+        # One number in the shapes of the results: empty tensors like others are made faster than by shape.
+        self._weight, self._bias = number.expand(outputs, inputs), number.expand(outputs)
+        self._large = outputs * inputs * dtype.itemsize >= SMALL
         # Without memory the kernel only says how much of it it needs.
-        self._scratch = kernel(pack("7P", *[0] * 7), self._sizes, self._threads) // item_bytes
+        self._scratch = kernel(pack("7P", *[0] * 7), self._sizes, self._threads) // dtype.itemsize
 
     def __call__(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x, g, empty = x.contiguous(), g.contiguous(), g.new_empty
-        total, bias_total, bias_squares = empty(self._weight), empty(self._bias), empty(self._bias)
-        squares = lend(self._weight, g) if self._large else empty(self._weight)
-        pointers = pack(
-            "7P",
-            x.data_ptr(),
-            g.data_ptr(),
-            total.data_ptr(),
-            squares.data_ptr(),
-            bias_total.data_ptr(),
-            bias_squares.data_ptr(),
-            workspace("row sums", self._scratch, x),
-        )
-        self._kernel(pointers, self._sizes, self._threads)
+        x, g, weight, bias = x.contiguous(), g.contiguous(), self._weight, self._bias
+        total, bias_total, bias_squares = empty_like(weight), empty_like(bias), empty_like(bias)
+        squares = lend(tuple(weight.shape), g) if self._large else empty_like(weight)
+        tensors = (x, g, total, squares, bias_total, bias_squares)
+        memory = workspace("row sums", self._scratch, x)
+        self._kernel(pack("7P", *map(Tensor.data_ptr, tensors), memory), self._sizes, self._threads)
         return total, squares, bias_total, bias_squares
 
 
 def _fused(x: Tensor, g: Tensor) -> Fused | None:
     """For layers of these sizes, where it is the faster way."""
     (examples, inputs), outputs = x.shape, g.shape[-1]
-    suits = examples > 0 and 0 < inputs * outputs <= FUSED
+    suits = x.is_cpu and examples > 0 and 0 < inputs * outputs <= FUSED and x.dtype is g.dtype in _NAMES
     if not suits or (kernel := native.kernel(_NAMES[x.dtype])) is None:
         return None
     sizes = (1 if g.dim() == 2 else len(g), examples, inputs, outputs)
-    return Fused(kernel, sizes, torch.get_num_threads(), x.element_size())
+    return Fused(kernel, sizes, torch.get_num_threads(), x.dtype)
 
 
 _prepared = Prepared(_fused)

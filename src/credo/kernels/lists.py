@@ -39,7 +39,7 @@ class Steady(list[Tensor]):
         self.seen = _walk(self)
 
 
-class _Look(NamedTuple):
+class Look(NamedTuple):
     """What a kernel wants to know of a row."""
 
     dtype: torch.dtype | None  # of all of them, if they are on the CPU and of one type
@@ -47,19 +47,19 @@ class _Look(NamedTuple):
     addresses: bytes
 
 
-def _look(row: Row) -> _Look:
+def _look(row: Row) -> Look:
     return row.seen if isinstance(row, Steady) else _walk(row)
 
 
-def _walk(row: Row) -> _Look:
+def _walk(row: Row) -> Look:
     """One, for all questions: on a small network they take longer than the kernel."""
     dtype, contiguous, pointers = row[0].dtype if row else None, True, []
     for tensor in row:
         if tensor.dtype is not dtype or not tensor.is_cpu:
-            return _Look(None, False, b"")
+            return Look(None, False, b"")
         contiguous = contiguous and tensor.is_contiguous()
         pointers.append(tensor.data_ptr())
-    return _Look(dtype, contiguous, pack(f"{len(pointers)}P", *pointers))
+    return Look(dtype, contiguous, pack(f"{len(pointers)}P", *pointers))
 
 
 def call(name: str, *rows: Row | None) -> Call | None:
@@ -69,11 +69,9 @@ def call(name: str, *rows: Row | None) -> Call | None:
     order without gaps.
     """
     first = rows[0]
-    if not first or (seen := _look(first)).dtype not in _SUFFIXES:
+    if not first or (function := function_for(name, (seen := _look(first)).dtype)) is None:
         return None
-    if (function := kernel(f"{name}_{_SUFFIXES[seen.dtype]}")) is None:
-        return None
-    nulls, looks = _Look(seen.dtype, True, bytes(8 * len(first))), [seen]
+    nulls, looks = Look(seen.dtype, True, bytes(8 * len(first))), [seen]
     for row in rows[1:]:
         look = nulls if row is None else seen if row is first else _look(row)
         if look.dtype is not seen.dtype:
@@ -83,6 +81,11 @@ def call(name: str, *rows: Row | None) -> Call | None:
         return None
     sizes = first.sizes if isinstance(first, Steady) else whole_numbers(*numels(first))
     return Call(function, b"".join([look.addresses for look in looks]), sizes, ctypes.c_int64(len(first)))
+
+
+def function_for(name: str, dtype: torch.dtype | None) -> Kernel | None:
+    """The kernel of that name for tensors of that type, where there is one."""
+    return kernel(f"{name}_{_SUFFIXES[dtype]}") if dtype in _SUFFIXES else None
 
 
 def numels(row: Row) -> list[int]:

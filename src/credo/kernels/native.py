@@ -28,6 +28,9 @@ CHOICES = ("off", *INSTRUCTION_SETS)
 
 Kernel = Callable[..., int]
 _forced: ContextVar[str | None] = ContextVar("credo_kernels", default=None)
+asked_for = (
+    _forced.get
+)  # what `forced` asks for in this context: who remembers a choice remembers it under this
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,6 @@ def kernel(name: str) -> Kernel | None:
         warn_once(failure)
         return None
     return symbol(name, best() if chosen == "auto" else instruction_set())
-
-
-def asked_for() -> str | None:
-    """What `forced` asks for in this context: whoever remembers a choice must remember it under this."""
-    return _forced.get()
 
 
 def choice() -> tuple[str, str]:

@@ -17,7 +17,7 @@ from ctypes import byref, c_int64
 from functools import partial
 from operator import add
 from struct import pack
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ from torch.autograd.graph import increment_version
 
 from credo.errors import InvalidValue
 from credo.kernels import generators, lists, philox
-from credo.kernels.lists import Row
+from credo.kernels.lists import Row, Steady
+from credo.kernels.standing import Standing
 
 WINDOW = 2048  # tiles that the twin draws at once: its intermediate tensors stay in the cache
 LARGEST = 1 << 33  # elements: 2³² blocks of a stream have numbers for so many
@@ -99,6 +100,27 @@ def sample_all_(
     if not _sample_by_kernel(rows, kept, numbers):
         with torch.no_grad():
             _sample_otherwise(rows, kept, numbers)
+
+
+@final
+class Sampler:
+    """`sample_all_` for weights that stay where they are, and whose means go to `rooms` that do."""
+
+    def __init__(self, weights: Steady, curvatures: Steady, indices: Sequence[int], rooms: Steady):
+        starts = [0] * len(weights)
+        _check(weights, 0, 0, indices, starts)
+        self.indices, self._rows = indices, (weights, curvatures)
+        self._standing = Standing("sample", (weights, weights, curvatures, None, rooms))
+        self._layout = weights.sizes + lists.whole_numbers(*indices, *starts)
+
+    def __call__(self, scale: float, shift: float, seed: int, stream: int, kept: Kept) -> None:
+        """`kept` is about the rooms."""
+        if (call := self._standing.call()) is None:
+            sample_all_(*self._rows, scale, shift, seed, stream, self.indices, None, kept)
+            return
+        key, numbers = pack("2Q", seed, stream), lists.doubles(scale, shift)
+        call.kernel(call.addresses, self._layout, call.length, key, numbers, _threads(), byref(kept.done))
+        increment_version(self._rows[0])
 
 
 class _Numbers(NamedTuple):

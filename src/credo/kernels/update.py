@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Sequence
 from ctypes import c_int64
 from math import isfinite
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from credo.kernels import lists
-from credo.kernels.lists import Row
+from credo.kernels.lists import Row, Steady
+from credo.kernels.standing import Standing
 
 TOGETHER = (
     1 << 16
@@ -73,10 +74,7 @@ def vogn_all_(
     number, priors = (float(prior), None) if isinstance(prior, float | int) else (0.0, prior)
     rows = [means, momenta, curvatures, gradients, squares]
     if call := lists.call("vogn", *rows, priors, prior_means, origins):
-        done = bool(call.kernel(*call[1:], lists.doubles(*settings, number), _threads(), c_int64(check)))
-        if done:
-            increment_version([*means, *momenta, *curvatures])
-        return done
+        return _run(call, settings, number, check, [*means, *momenta, *curvatures])
     if check and not all_finite([*gradients, *squares]):
         return False
     with torch.no_grad():
@@ -88,6 +86,31 @@ def vogn_all_(
             own_means = None if prior_means is None else others[-1]
             _vogn_twin(mu, m, s, gradient, square, own_prior, own_means, settings)
     return True
+
+
+@final
+class Updater:
+    """`vogn_all_` for means, momenta and curvatures that stay where they are."""
+
+    def __init__(self, means: Steady, momenta: Steady, curvatures: Steady, origins: Steady | None):
+        self._rows, self._origins = (means, momenta, curvatures), origins
+        self._changed = [*means, *momenta, *curvatures]
+        self._standing = Standing("vogn", self._rows, (None, None, origins))
+
+    def __call__(
+        self, gradients: Row, squares: Row, prior: float, settings: Settings, check: bool = False
+    ) -> bool:
+        if call := self._standing.call(gradients, squares):
+            return _run(call, settings, prior, check, self._changed)
+        return vogn_all_(*self._rows, gradients, squares, prior, None, settings, self._origins, check)
+
+
+def _run(call: lists.Call, settings: Settings, prior: float, check: bool, changed: list[Tensor]) -> bool:
+    numbers = lists.doubles(*settings, prior)
+    done = call.kernel(call.addresses, call.sizes, call.length, numbers, _threads(), c_int64(check))
+    if done:
+        increment_version(changed)
+    return bool(done)
 
 
 def _vogn_twin(

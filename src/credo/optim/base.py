@@ -4,7 +4,6 @@ The module holds the mean, except inside a block, where it holds a sample. A blo
 else the method needs, at its sample; `step` turns what the blocks since the last step have collected into one update.
 """
 
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from credo.curvature.subjects import Subjects
 from credo.distributed import World, world
 from credo.errors import CallOrderError, EmptyBatch
 from credo.optim import arguments, checkpoints, checks
+from credo.optim.block import Block
 from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
 from credo.optim.gathering import Gathered, Seen
 from credo.optim.groups import joining_group, parameter_groups, parameter_names
@@ -110,30 +110,8 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     def _sampled(self, scale: float | None) -> Iterator[None]:
         if self._gathered.samples == 0:
             checks.refuse_foreign_gradients(self._trainable(), self._left)
-        with self._block(scale):
+        with Block(self, scale):
             yield
-
-    @contextmanager
-    def _block(self, scale: float | None) -> Iterator[Seen]:
-        self._refuse_inside("open a sampling block")
-        checks.require_gradients()
-        parameters = self._trainable()
-        before = [p.grad if self._gathered.samples else None for p in parameters]
-        try:
-            self._inside = threading.get_ident()
-            for p in parameters:
-                p.grad = None
-            with self._sample(parameters) as seen:
-                yield seen
-        except BaseException:
-            for p, grad in zip(parameters, before, strict=True):
-                p.grad = grad
-            raise
-        finally:
-            self._inside = None
-        self._gather(seen, parameters, before, scale)
-        if not self._warned:
-            self._warned = checks.warn_of_small_data(seen.examples, self.settings["data_size"])
 
     @final
     def _gather(
@@ -172,10 +150,13 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         if self._shards.must_catch_up:
             self._uncertain()
         parameters = self._trainable()
-        with torch.no_grad(), self._shards.standing_in(self):
-            loss = self._gathered.share(self._shards, parameters, self.settings, self.counters, loss)
+        if self._world.alone:
             self._update_or_refuse(loss)
-        self._left = checks.left_behind(parameters)
+        else:
+            with torch.no_grad(), self._shards.standing_in(self):
+                loss = self._gathered.share(self._shards, parameters, self.settings, self.counters, loss)
+                self._update_or_refuse(loss)
+        self._left = checks.Left(parameters)
         return loss
 
     def _run_share(self, closure: Callable[[], Tensor]) -> Tensor | None:
@@ -194,7 +175,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self._gathered = self._nothing_gathered()
         losses = []
         for _ in range(self.settings["mc_samples"]):
-            with self._block(None) as seen:
+            with Block(self, None) as seen:
                 losses.append(finish_closure(closure(), seen, self.settings["reduction"]))
         return mean_loss(losses)
 
@@ -268,7 +249,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     def _start_afresh(self) -> None:
         """Forgets the samples of the step under way."""
         self._gathered = self._nothing_gathered()
-        self._inside, self._left, self._warned = None, {}, False
+        self._inside, self._left, self._warned = None, checks.Left(), False
         self._plans = Plans()
         self._keeper = MeanKeeper()
         self._world = world()

@@ -175,6 +175,7 @@ class BayesByBackprop(ReparameterisedOptimizer):
 
     # Steps
 
+    @torch.no_grad()
     def _update(
         self, gathered: Gathered, gradient_scale: float, squares_scale: float, loss: Tensor | None
     ) -> bool:
@@ -189,9 +190,8 @@ class BayesByBackprop(ReparameterisedOptimizer):
         moves = [(float(group["lr"]), self._moves(group, gathered, *units)) for group in self.param_groups]
         self._inner.step(moves)
         learned = [state["log_variance"] for state in self.state.values() if "log_variance" in state]
-        if learned:
-            torch._foreach_clamp_min_(learned, LOG_VARIANCES[0])
-            torch._foreach_clamp_max_(learned, LOG_VARIANCES[1])
+        for log_variance in learned:
+            log_variance.clamp_(*LOG_VARIANCES)
         return True
 
     def _moves(

@@ -2,7 +2,8 @@
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,12 +15,24 @@ from credo.optim.gathering import Gathered
 
 MAX_REFUSED = 10  # non-finite steps in a row before it is an error
 
-Left = dict[int, tuple[Any, int]]  # id of a parameter → its gradient (weakly) and the gradient's version
 
-
-def left_behind(parameters: list[Tensor]) -> Left:
+class Left:
     """The gradients that a step leaves in `.grad`, so that they are known when they are met again."""
-    return {id(p): (weakref.ref(grad), grad._version) for p in parameters if (grad := p.grad) is not None}
+
+    def __init__(self, parameters: Sequence[Tensor] = ()):
+        gradients = [grad for p in parameters if (grad := p.grad) is not None]
+        self._held, self._versions = list(map(weakref.ref, gradients)), [grad._version for grad in gradients]
+        self._ids = list(map(id, gradients))
+
+    def knows(self, gradient: Tensor) -> bool:
+        """Whether it is one of them, as it was."""
+        held, version = self._by_id.get(id(gradient), (lambda: None, -1))
+        return held() is gradient and gradient._version == version
+
+    @cached_property
+    def _by_id(self) -> dict[int, tuple[Any, int]]:
+        """Only asked for where gradients were not cleared."""
+        return dict(zip(self._ids, zip(self._held, self._versions, strict=True), strict=True))
 
 
 def refuse_foreign_gradients(parameters: list[Tensor], left: Left) -> None:
@@ -27,8 +40,7 @@ def refuse_foreign_gradients(parameters: list[Tensor], left: Left) -> None:
     for p in parameters:
         if p.grad is None:
             continue
-        known, version = left.get(id(p), (lambda: None, -1))
-        if (known() is not p.grad or p.grad._version != version) and bool(p.grad.any()):
+        if not left.knows(p.grad) and bool(p.grad.any()):
             raise CallOrderError(
                 "a parameter holds a gradient that was taken outside a sampled() block, where the weights were "
                 "not a sample. Call backward inside the block, or zero_grad() first."

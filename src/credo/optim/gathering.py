@@ -56,9 +56,7 @@ class Gathered(ABC):
         counters: dict[str, int],
         loss: Tensor | None,
     ) -> Tensor | None:
-        """Every rank's sums become those of the whole batch; the loss is then that of all examples."""
-        if shards.world.alone:
-            return loss
+        """Each rank's sums become those of the whole batch; the loss is then that of all examples."""
         at_once = self.vectorized or bool(settings.get("vectorized"))
         mean_loss = settings["reduction"] == "mean" or at_once
         counted = add_up(

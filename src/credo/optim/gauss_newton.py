@@ -154,19 +154,23 @@ class GaussNewton(SquaresOptimizer):
             gradient_unit,
             squares_unit,
         )
-        origins = self._keeper.kept(parameters)
-        done = update.vogn_all_(
-            parameters,
-            ready.momenta(),
-            ready.curvatures(),
-            ready.gradients,
-            ready.squares,
-            self._shrinkages(group, parameters),
-            [own["prior_mean"] for own in ready.states] if "prior_mean" in ready.states[0] else None,
-            numbers,
-            origins,
-            check,
-        )
+        origins, prior = self._keeper.kept(parameters), self._shrinkages(group, parameters)
+        updater = None if ready.plan is None else ready.plan.updater(origins)
+        if updater is not None and isinstance(prior, float):
+            done = updater(ready.gradients, ready.squares, prior, numbers, check)
+        else:
+            done = update.vogn_all_(
+                parameters,
+                ready.row("momentum"),
+                ready.row("curvature"),
+                ready.gradients,
+                ready.squares,
+                prior,
+                ready.row("prior_mean") if "prior_mean" in ready.states[0] else None,
+                numbers,
+                origins,
+                check,
+            )
         if done:
             self._keeper.replaced(parameters)
         return done

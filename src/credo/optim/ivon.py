@@ -155,6 +155,7 @@ class IVON(BayesianOptimizer):
 
     # Steps
 
+    @torch.no_grad()
     def _update(
         self, gathered: Gathered, gradient_scale: float, squares_scale: float, loss: Tensor | None
     ) -> bool:

@@ -122,6 +122,7 @@ class KroneckerOptimizer(KroneckerState):
     # The update
 
     @final
+    @torch.no_grad()
     def _update(
         self, gathered: Gathered, gradient_scale: float, squares_scale: float, loss: Tensor | None
     ) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
-from operator import is_
 from typing import Any, NamedTuple, final
 
 import torch
@@ -12,14 +11,12 @@ from torch import Tensor, nn
 from credo.curvature.contribution import widen
 from credo.curvature.subjects import Subjects, buffers_of
 from credo.kernels.lists import Steady
+from credo.kernels.noise import Sampler
+from credo.kernels.update import Updater
 from credo.optim.groups import parameter_names
+from credo.optim.sampling import MeanKeeper, identical
 
 State = Mapping[Tensor, dict[str, Tensor]]
-
-
-def identical(one: Sequence[object], other: Sequence[object]) -> bool:
-    """Whether two rows hold the same objects. Equal tensors are not enough, and comparing them would take long."""
-    return len(one) == len(other) and all(map(is_, one, other))
 
 
 @final
@@ -34,35 +31,74 @@ class Plan:
 
     def __init__(self, group: Mapping[str, Any], state: State):
         self._all: list[Tensor] = list(group["params"])
+        self._frozen = [p for p in self._all if not p.requires_grad]
         self.parameters = Steady([p for p in self._all if p.requires_grad])
         self.states = [state[p] for p in self.parameters]
+        self.keys = list(map(id, self.parameters))
         with_curvature = [k for k, own in enumerate(self.states) if "curvature" in own]
         self.uncertain = Steady([self.parameters[k] for k in with_curvature])
         self.curvatures = Steady([self.states[k]["curvature"] for k in with_curvature])
         whole = all("curvature" in own and "momentum" in own for own in self.states)
-        self.momenta = Steady([own["momentum"] for own in self.states]) if whole else None
-        self.rooms: Steady | None = None  # for the means of the uncertain ones, once they were away
+        self._momenta = Steady([own["momentum"] for own in self.states]) if whole else None
+        self._rooms: Steady | None = None  # for the means of the uncertain ones, once they were away
+        self._sampler: Sampler | None = None
+        self._updaters: dict[bool, Updater] = {}
         self.keeps = all(t.is_cpu for t in chain(self._all, *[own.values() for own in self.states]))
-        self._rows = self._state_rows()
-        self._seen = self._look() if self.keeps else []
+        self._rows = [
+            (p, own, own.get("curvature"), own.get("momentum"))
+            for p, own in zip(self.parameters, self.states, strict=True)
+        ]
+        self._seen = [_look(p, s, m) for p, _, s, m in self._rows] if self.keeps else []
 
     def fits(self, group: Mapping[str, Any], state: State) -> bool:
-        return (
-            identical(group["params"], self._all)
-            and all(map(is_, map(state.get, self.parameters), self.states))
-            and identical(self._state_rows(), self._rows)
-            and self._look() == self._seen
-        )
+        if not identical(group["params"], self._all):
+            return False
+        for (p, own, s, m), seen in zip(self._rows, self._seen):  # noqa: B905  (asked at every step)
+            if state.get(p) is not own or own.get("curvature") is not s or own.get("momentum") is not m:
+                return False
+            if _look(p, s, m) != seen:
+                return False
+        return not any(p.requires_grad for p in self._frozen) if self._frozen else True
 
-    def _state_rows(self) -> list[Tensor | None]:
-        return [own.get(name) for own in self.states for name in ("curvature", "momentum")]
+    @property
+    def whole(self) -> bool:
+        """Whether all have a curvature and a momentum."""
+        return self._momenta is not None
 
-    def _look(self) -> list[object]:
-        """All that could have changed, but for what the objects are."""
-        return [
-            *[(p.requires_grad, p.dtype, p.data_ptr(), p.shape, p.stride()) for p in self._all],
-            *[None if t is None else (t.data_ptr(), t.stride()) for t in self._rows],
-        ]
+    def rooms(self, keeper: MeanKeeper) -> Steady:
+        """Where the means of the uncertain ones are while those hold a sample."""
+        if self._rooms is None:
+            self._rooms = keeper.rooms(self.uncertain)
+        return self._rooms
+
+    def sampler(self, places: range, keeper: MeanKeeper) -> Sampler:
+        """For the uncertain ones, which have these places among all groups'."""
+        if self._sampler is None or self._sampler.indices != places:
+            self._sampler = Sampler(self.uncertain, self.curvatures, places, self.rooms(keeper))
+        return self._sampler
+
+    def updater(self, origins: Sequence[Tensor] | None) -> Updater | None:
+        """For all parameters with their means at home, or in their rooms; else, or without all state, there is none."""
+        if self._momenta is None or not (origins is None or origins is self._rooms):
+            return None
+        away = origins is not None
+        if away not in self._updaters:
+            rooms = self._rooms if away else None
+            self._updaters[away] = Updater(self.parameters, self._momenta, self.curvatures, rooms)
+        return self._updaters[away]
+
+
+def _look(p: Tensor, s: Tensor | None, m: Tensor | None) -> tuple[object, ...]:
+    """All of a parameter, its curvature and its momentum that could have changed, but for what the objects are."""
+    return (
+        p.requires_grad,
+        p.dtype,
+        p.data_ptr(),
+        p.shape,
+        p.stride(),
+        s is None or (s.data_ptr(), s.stride()),
+        m is None or (m.data_ptr(), m.stride()),
+    )
 
 
 @final
@@ -110,24 +146,18 @@ class Ready(NamedTuple):
             if "curvature" not in own:
                 own["curvature"] = squares * unit
 
-    def momenta(self) -> Sequence[Tensor]:
-        known = None if self.plan is None else self.plan.momenta
-        return [own["momentum"] for own in self.states] if known is None else known
-
-    def curvatures(self) -> Sequence[Tensor]:
-        return [own["curvature"] for own in self.states] if self.plan is None else self.plan.curvatures
+    def row(self, name: str) -> list[Tensor]:
+        """What the states have under that name."""
+        return [own[name] for own in self.states]
 
 
 def ready_rows(group: dict[str, Any], plan: Plan, squares: Mapping[int, Tensor]) -> Ready | None:
     """What a step has for the parameters of a group, whose sums of squares are known by their ids."""
-    found = [
-        (p, own, gradient, squares[id(p)])
-        for p, own in zip(plan.parameters, plan.states, strict=True)
-        if (gradient := p.grad) is not None and id(p) in squares
-    ]
+    gradients, sums = [p.grad for p in plan.parameters], [squares.get(key) for key in plan.keys]
+    found = [k for k, g in enumerate(gradients) if g is not None and sums[k] is not None]
     if not found:
         return None
-    parameters, *rows = zip(*found, strict=True)
-    if plan.momenta is None or len(found) < len(plan.parameters):
-        return Ready(group, None, parameters, *rows)
-    return Ready(group, plan, plan.parameters, *rows)
+    if plan.whole and len(found) == len(gradients):
+        return Ready(group, plan, plan.parameters, plan.states, gradients, sums)  # type: ignore[arg-type]
+    rows = (plan.parameters, plan.states, gradients, sums)
+    return Ready(group, None, *[[row[k] for k in found] for row in rows])  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from torch import Tensor
 from credo.errors import InvalidValue
 from credo.optim import arguments
 from credo.optim.base import BayesianOptimizer
+from credo.optim.block import Block
 from credo.optim.block_noise import BlockNoise
 from credo.optim.losses import finish_closure
 from credo.optim.reparameterisation import Reparameterised, Uncertain
@@ -58,7 +59,7 @@ class ReparameterisedOptimizer(BayesianOptimizer):
         losses, blocks = [], blocks_a_step(self.settings)
         for _ in range(blocks):
             self._first_draw = None
-            with self._block(None) as seen:
+            with Block(self, None) as seen:
                 assert isinstance(seen, Reparameterised)
                 loss = seen.run_at_once(closure, self.settings["mc_samples"] // blocks) / blocks
                 losses.append(finish_closure(loss, seen, "mean"))

@@ -1,6 +1,7 @@
 """Weights that are a sample for a while."""
 
 from collections.abc import Sequence
+from operator import is_
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,11 @@ from torch import Tensor
 from credo.kernels.lists import Steady
 from credo.kernels.noise import Kept
 from credo.kernels.scratch import expect_large_blocks
-from credo.optim.plan import identical
+
+
+def identical(one: Sequence[object], other: Sequence[object]) -> bool:
+    """Whether two rows hold the same objects. Equal tensors are not enough, and comparing them would take long."""
+    return len(one) == len(other) and all(map(is_, one, other))
 
 
 class _Away(NamedTuple):
@@ -63,10 +68,12 @@ class MeanKeeper:
 
     def kept(self, parameters: Sequence[Tensor]) -> Sequence[Tensor] | None:
         """Where the means are, if not in the parameters; if only some are away, they are put back."""
+        if not self._away:
+            return None
         for away in self._away:
             if away.kept.done.value and identical(away.parameters, parameters):
                 return away.kept.places
-        wanted = set(map(id, parameters)) if self._away else ()
+        wanted = set(map(id, parameters))
         if any(id(p) in wanted for away in self._away for p in away.parameters):
             self.restore()
         return None

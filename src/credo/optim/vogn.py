@@ -4,7 +4,6 @@ The update is the one in `gauss_newton`; ĝ and ĥ are taken at samples w = μ +
 σ² = τ / (N(s + δ̃ + γ)).
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import torch
@@ -24,11 +23,7 @@ class Uncertain(NamedTuple):
 
     plan: Plan
     widths: tuple[list[Tensor], float, float | list[Tensor]]  # s, τ/N and δ̃ + γ, of which σ² is made
-    places: Sequence[int]
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        return self.plan.uncertain
+    places: range
 
 
 @final
@@ -107,21 +102,24 @@ class VOGN(GaussNewton):
         )
 
     def _draw(self, draw: int) -> None:
-        for part in self._uncertain():
-            parameters, keeper, kept = part.parameters, self._keeper, None
+        seed, keeper = self.settings["seed"], self._keeper
+        for plan, (curvatures, scale, shift), places in self._uncertain():
+            parameters, kept = plan.uncertain, None
             means = keeper.kept(parameters)
             if means is None:
-                part.plan.rooms = part.plan.rooms or keeper.rooms(parameters)
-                kept = keeper.leave(parameters, part.plan.rooms)
-            noise.sample_all_(parameters, *part.widths, self.settings["seed"], draw, part.places, means, kept)
+                kept = keeper.leave(parameters, plan.rooms(keeper))
+            if kept is not None and isinstance(shift, float):
+                plan.sampler(places, keeper)(scale, shift, seed, draw, kept)
+            else:
+                noise.sample_all_(parameters, curvatures, scale, shift, seed, draw, places, means, kept)
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
         stacks: dict[int, Tensor] = {}
         for part in self._uncertain():
-            means = [p.detach() for p in part.parameters]
+            means = [p.detach() for p in part.plan.uncertain]
             own = [lend((samples, *mean.shape), mean) for mean in means]
             sample_stacks_(own, means, *part.widths, self.settings["seed"], draw, part.places)
-            stacks |= {id(p): stack for p, stack in zip(part.parameters, own, strict=True)}
+            stacks |= {id(p): stack for p, stack in zip(part.plan.uncertain, own, strict=True)}
         return Stacks(stacks, samples)
 
     def _uncertain(self) -> list[Uncertain]:

@@ -8,6 +8,7 @@ x input, g gradient of the output, i over examples, t over the positions of one 
 """
 
 from collections.abc import Sequence
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -47,57 +48,52 @@ class OuterProducts(Contribution):
         return row_factors(widen(self._x), widen(self._g), biased, sharing)
 
 
-class Rows:
-    """x (M, I) and g (M, O) of a layer with one position an example; all its sums by one kernel call, at need."""
+class LayerOfRows(Contribution):
+    """The weight of a layer with one position an example; its sums and the bias's are of one kernel call, at need."""
 
     def __init__(self, x: Tensor, g: Tensor, examples: int):
         self.x, self.g, self.examples = x, g, examples
-        self._sums: tuple[Tensor, ...] = ()
+        self._sums: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
-    def sums(self) -> tuple[Tensor, ...]:
+    def sums(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Total and squares of the weight, then of the bias."""
-        self._sums = self._sums or kernel.layer_sums(self.x, self.g)
+        if self._sums is None:
+            self._sums = kernel.layer_sums(self.x, self.g)
         return self._sums
 
+    def total_and_squares(self) -> tuple[Tensor, Tensor]:
+        return self.sums()[:2]
 
-class WeightOfRows(Contribution):
-    """rᵢ = gᵢ xᵢᵀ, with the sums that come with the bias's."""
 
-    def __init__(self, rows: Rows):
-        self._rows, self.examples = rows, rows.examples
+@final
+class WeightOfRows(LayerOfRows):
+    """rᵢ = gᵢ xᵢᵀ, from x (M, I) and g (M, O)."""
 
     def total(self) -> Tensor:
-        return self._rows.g.T @ self._rows.x
-
-    def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        sums = self._rows.sums()
-        return sums[0], sums[1]
+        return self.g.T @ self.x
 
     def per_example(self, start: int, stop: int) -> Tensor:
-        return self._plain().per_example(start, stop)
+        return OuterProducts(self.x, self.g).per_example(start, stop)
 
     def factors(self, biased: bool, sharing: str) -> Factors:
-        return self._plain().factors(biased, sharing)
-
-    def _plain(self) -> OuterProducts:
-        return OuterProducts(self._rows.x, self._rows.g)
+        return OuterProducts(self.x, self.g).factors(biased, sharing)
 
 
+@final
 class BiasOfRows(Contribution):
     """rᵢ = gᵢ, with the sums that come with the weight's."""
 
-    def __init__(self, rows: Rows):
-        self._rows, self.examples = rows, rows.examples
+    def __init__(self, weight: LayerOfRows):
+        self._weight, self.examples = weight, weight.examples
 
     def total(self) -> Tensor:
-        return self._rows.g.flatten(0, -2).sum(0)
+        return self._weight.g.flatten(0, -2).sum(0)
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        sums = self._rows.sums()
-        return sums[2], sums[3]
+        return self._weight.sums()[2:]
 
     def per_example(self, start: int, stop: int) -> Tensor:
-        return self._rows.g.flatten(0, -2)[start:stop]
+        return self._weight.g.flatten(0, -2)[start:stop]
 
 
 @register_rule(F.linear)
@@ -127,8 +123,8 @@ class Linear(Operation):
         if x.dim() != 2 or x.shape[0] != examples or self.axis:
             x, g = by_example(x, examples, self.axis), by_example(g, examples, self.axis)
         if g.dim() == 2 and needed[1] and needed[2]:
-            rows = Rows(x, g, examples)
-            return gx, WeightOfRows(rows), BiasOfRows(rows)
+            shares = WeightOfRows(x, g, examples)
+            return gx, shares, BiasOfRows(shares)
         return gx, OuterProducts(x, g) if needed[1] else None, bias_shares(g) if needed[2] else None
 
 

@@ -40,5 +40,4 @@ def register_rule(*functions: Callable[..., Any]) -> Callable[[R], R]:
     return register
 
 
-def rule_for(function: Any) -> Rule | None:
-    return _RULES.get(function)
+rule_for: Callable[[Any], Rule | None] = _RULES.get  # asked at every operation

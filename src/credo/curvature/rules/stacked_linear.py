@@ -9,30 +9,25 @@ so that the weight costs what it costs for one sample, and the input is never re
 """
 
 from collections.abc import Sequence
+from typing import final
 
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import Contribution, widen
+from credo.curvature.contribution import widen
 from credo.curvature.operation import Operation, Outputs, Pieces
-from credo.curvature.rules.linear import BiasOfRows, Rows, WeightOfRows
+from credo.curvature.rules.linear import BiasOfRows, LayerOfRows, WeightOfRows
 
 
-class SharedProducts(Contribution):
+@final
+class SharedProducts(LayerOfRows):
     """rₖᵢ = gₖᵢ xᵢᵀ, from x (M, I) and g (K, M, O); example number k·M + i."""
 
-    def __init__(self, rows: Rows):
-        self._rows, self.examples = rows, rows.examples
-
     def total(self) -> Tensor:
-        return self._rows.g.sum(0).T @ self._rows.x
-
-    def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        sums = self._rows.sums()
-        return sums[0], sums[1]
+        return self.g.sum(0).T @ self.x
 
     def per_example(self, start: int, stop: int) -> Tensor:
-        x, g = widen(self._rows.x), widen(self._rows.g)
+        x, g = widen(self.x), widen(self.g)
         at = torch.arange(start, stop, device=x.device) % len(x)
         return g.flatten(0, 1)[start:stop].unsqueeze(2) * x[at].unsqueeze(1)
 
@@ -74,6 +69,9 @@ class StackedLinear(Operation):
         g, x = grads[0].reshape(samples, -1, outputs), saved[0]
         gx = torch.bmm(g, self._weights.to(g.dtype)).view(x.shape) if needed[0] else None
         x = x.to(g.dtype)
-        rows = Rows(x, g, examples) if self._common else Rows(x.flatten(0, -2), g.flatten(0, 1), examples)
-        weight = SharedProducts(rows) if self._common else WeightOfRows(rows)
-        return gx, weight if needed[1] else None, BiasOfRows(rows) if needed[2] else None
+        weight: LayerOfRows
+        if self._common:
+            weight = SharedProducts(x, g, examples)
+        else:
+            weight = WeightOfRows(x.flatten(0, -2), g.flatten(0, 1), examples)
+        return gx, weight if needed[1] else None, BiasOfRows(weight) if needed[2] else None

@@ -1,0 +1,59 @@
+"""One sample of a step: a block in which the weights are that sample, and whose backward passes are gathered."""
+
+import threading
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, final
+
+from credo.optim import checks
+from credo.optim.gathering import Seen
+
+if TYPE_CHECKING:
+    from credo.optim.base import BayesianOptimizer
+
+
+@final
+class Block(AbstractContextManager[Seen]):
+    """Gradients begin at none in it. If it fails they are what they were before; else the sums over samples so far."""
+
+    def __init__(self, optimizer: "BayesianOptimizer", scale: float | None):
+        self._optimizer, self._scale = optimizer, scale
+
+    def __enter__(self) -> Seen:
+        own = self._optimizer
+        own._refuse_inside("open a sampling block")
+        checks.require_gradients()
+        self._parameters = own._trainable()
+        self._before = [p.grad if own._gathered.samples else None for p in self._parameters]
+        try:
+            own._inside = threading.get_ident()
+            for p in self._parameters:
+                p.grad = None
+            self._sample = own._sample(self._parameters)
+            self._seen = self._sample.__enter__()
+        except BaseException:
+            self._give_up()
+            raise
+        return self._seen
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._sample.__exit__(kind, error, trace)
+        except BaseException:
+            self._give_up()
+            raise
+        if kind is not None:
+            self._give_up()
+            return
+        own, seen = self._optimizer, self._seen
+        own._inside = None
+        own._gather(seen, self._parameters, self._before, self._scale)
+        if not own._warned:
+            own._warned = checks.warn_of_small_data(seen.examples, own.settings["data_size"])
+
+    def _give_up(self) -> None:
+        self._optimizer._inside = None
+        for p, grad in zip(self._parameters, self._before, strict=True):
+            p.grad = grad
