@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from credo.curvature.ledger import BackwardPass, Ledger, Use
+from credo.curvature.mixing import LOOKED_AT, look_at, look_at_use
 from credo.curvature.provenance import Derived
+from credo.curvature.rules import Generic
 from credo.curvature.watched import Watched
 from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
 
@@ -49,6 +51,12 @@ def _watched_uses(roots: Iterable[Tensor], ledger: Ledger) -> list[Use]:
         kind: Any = type(node)
         if kind is _WATCHED and (use := node.use).ledger is ledger:
             uses.append(use)
+            if (
+                use.sources.count(None) > 1 or type(use.operation) is Generic
+            ):  # else only the examples are data
+                look_at_use(node, use)
+        elif kind.__name__ in LOOKED_AT:
+            look_at(node, ledger)
         for child, _ in node.next_functions:
             leaf = type(child) is _LEAF
             if kind is not _WATCHED and kind is not _DERIVED and (leaf or type(child) is _DERIVED):
@@ -100,5 +108,6 @@ def _misfit(use: Use, ledger: Ledger, examples: int) -> str:
         f"{use.operation.name} with {names} has {got} where the batch has {examples} examples. The leading "
         "dimension must count examples: use batch_first, keep (B, T, d) instead of (T, B, d), or, where the rows "
         "of one example follow each other as in (B·T, d), say how many examples there are with examples=B. A "
+        "constant that meets a parameter (position numbers, a mask) must be a buffer of the module. A "
         "penalty on parameters in the loss has no examples: a prior does its work."
     )

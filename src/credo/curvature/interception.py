@@ -61,20 +61,17 @@ class Interception(TorchFunctionMode):
         if not (known.touches(args) or (kwargs and known.touches(kwargs.values()))):
             return self._pass(func, args, kwargs)
         if func in INSPECTIONS or not torch.is_grad_enabled():
-            return func(*args, **kwargs)
+            return known.note_values(func(*args, **kwargs), func, args, kwargs)
         return self._replace(func, args, kwargs)
 
     def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call without a parameter, as it is; what it makes of constants alone is a constant."""
         result = func(*args, **kwargs) if self._stacks is None else self._stacks.run(func, args, kwargs)
         if (self._provenance.constants or func is torch.arange) and isinstance(result, Tensor):
-            self._note_constant(func, args, result)
+            known = self._provenance
+            if _is_positions(func, result) or known.constant((*args, *kwargs.values())):
+                known.add_constant(result)
         return result
-
-    def _note_constant(self, func: Any, args: Any, result: Tensor) -> None:
-        known, looks_only = self._provenance, func in INSPECTIONS or not torch.is_grad_enabled()
-        if not looks_only and (_is_positions(func, result) or known.constant(args)):
-            known.add_constant(result)
 
     def _replace(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call with a parameter, or what was derived from one, among its arguments."""
@@ -150,8 +147,10 @@ class Interception(TorchFunctionMode):
         result = func(*args, **kwargs)
 
         def hand_out(out: Tensor) -> Tensor:
-            if id(out) in private or not out.requires_grad:
-                return private.get(id(out), out)
+            if id(out) in private:
+                return private[id(out)]
+            if not out.requires_grad:
+                return self._provenance.add_constant(out)
             if self._stacks is not None:
                 self._stacks.refuse_derived(func, parents)
             return self._provenance.derive(out, parents, func in SELECTIONS)

@@ -31,6 +31,8 @@ SELECTIONS = frozenset(
     torch.split,
 }
 
+_GRADIENT = frozenset({torch.Tensor.grad.__get__})  # type: ignore[union-attr]  # examples have been in it
+
 
 class Source:
     """A tensor that stands for parameters: a watched parameter itself, or one derived from some (its `roots`)."""
@@ -131,9 +133,21 @@ class Provenance:
         found = list(tensors_in(values))
         return bool(found) and all(id(tensor) in self.constants for tensor in found)
 
-    def add_constant(self, tensor: Tensor) -> None:
+    def add_constant(self, tensor: Tensor) -> Tensor:
         if id(tensor) not in self.constants:  # a buffer that was changed in place comes again and again
             self.constants[id(tensor)] = self._forget_with(tensor, "constants")
+        return tensor
+
+    def note_values(self, result: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a look at parameters; values taken from parameters alone (detach, a norm) are constant."""
+        if (
+            isinstance(result, Tensor)
+            and id(result) not in self.sources
+            and func not in _GRADIENT
+            and all(self.knows(tensor) for tensor in tensors_in((*args, *kwargs.values())))
+        ):
+            self.add_constant(result)
+        return result
 
     def derive(self, result: Tensor, parents: list[Source], selects: bool) -> Tensor:
         """Hands out a derived tensor in place of `result`, whose graph stays private."""

@@ -1,0 +1,188 @@
+"""Refuses, before a backward pass, what takes rows that count as examples for something else.
+
+Row i of a watched operation's result counts as example i. That is not so where a parameter met a tensor without
+examples that nobody declared constant, as in `F.linear(x, self.weight @ self.turn)` with a plain tensor `turn`: there
+rows of the weight would be counted, and their squares be wrong without a sign. The graph shows it:
+
+    weight       a result with rows becomes the weight of an operation, which all examples share
+    broadcast    a result with rows is repeated along a new leading dimension, which has the examples
+    parameter    the leading dimension of a product is the parameter's own
+
+A loss that compares examples with one another (x @ x.T) looks the same, and has no gradients of single examples.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from credo.curvature.ledger import Ledger, Use
+from credo.curvature.rules import Generic
+from credo.curvature.rules.elementwise import Elementwise
+from credo.curvature.watched import Watched
+from credo.errors import UnsupportedOperation
+
+_WATCHED: Any = Watched._backward_cls
+
+# Autograd's operations → which of their arguments all rows of the result share.
+_WEIGHTS = {
+    "MmBackward0": (1,),
+    "MvBackward0": (1,),
+    "BmmBackward0": (1,),  # of one matrix, as einsum writes a product
+    "AddmmBackward0": (2,),
+    "AddmvBackward0": (2,),
+    "BaddbmmBackward0": (2,),
+    "LinearBackward0": (1, 2),
+    "ConvolutionBackward0": (1, 2),
+    "NativeLayerNormBackward0": (1, 2),
+    "NativeGroupNormBackward0": (1, 2),
+    "NativeBatchNormBackward0": (1, 2),
+    "FusedRmsNormBackward0": (1,),
+    "PreluKernelBackward0": (1,),
+    "EmbeddingBackward0": (0,),
+}
+# … → which of their arguments may be repeated to the shape of the result.
+_BROADCASTS = {
+    **dict.fromkeys(("AddmmBackward0", "BaddbmmBackward0", "ExpandBackward0"), (0,)),
+    **dict.fromkeys(
+        ("AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "WhereBackward0"), (0, 1)
+    ),
+    **dict.fromkeys(("MaximumBackward0", "MinimumBackward0", "PowBackward1"), (0, 1)),
+    **dict.fromkeys(("AddcmulBackward0", "AddcdivBackward0", "LerpBackward1"), (0, 1, 2)),
+}
+LOOKED_AT = frozenset((*_WEIGHTS, *_BROADCASTS))
+
+_PICKS = ("SelectBackward0", "UnbindBackward0", "SliceBackward0", "SplitBackward0")
+# Statistics of a batch, as in a normalisation by hand, are repeated on purpose.
+_STATISTICS = (
+    "SumBackward1",
+    "MeanBackward1",
+    "VarBackward0",
+    "StdBackward0",
+    "VarMeanBackward0",
+    "AmaxBackward0",
+)
+_PRODUCTS = ("matmul", "__matmul__", "mm", "mv", "addmm", "bmm", "baddbmm", "einsum")
+
+
+def look_at(node: Any, ledger: Ledger) -> None:
+    """Refuses a node of the graph, of one of the types in `LOOKED_AT`, that uses rows as no examples can be used."""
+    name = type(node).__name__
+    if name in _WEIGHTS and not (name.startswith(("Bmm", "Baddbmm")) and _shape(node)[0] > 1):
+        _look_at_weights(node, _WEIGHTS[name], ledger)
+    if name in _BROADCASTS:
+        _look_at_broadcasts(node, _BROADCASTS[name], ledger)
+
+
+def look_at_use(node: Any, use: Use) -> None:
+    """Refuses a watched node whose rows are a parameter's, or in which such rows stand where a parameter should."""
+    operation = use.operation
+    if isinstance(operation, Generic):
+        if operation.name in _PRODUCTS and _counts_a_parameter(node, use, in_any_shape=False):
+            _refuse(use, f"{operation.name} has rows of the parameter in front, where the examples should be")
+    elif not isinstance(operation, Elementwise):
+        unknown = [k for k in operation.parameter_slots if use.sources[k] is None]
+        _look_at_weights(node, unknown, use.ledger)
+
+
+def _look_at_weights(node: Any, slots: Iterable[int], ledger: Ledger) -> None:
+    for child, own in _children(node, slots):
+        for maker, picked in _makers(child, own, ledger, _PICKS):
+            use = maker.use
+            if _counts_a_parameter(maker, use) or not (
+                picked or _rows(use) == 1 or _in_groups(node, _rows(use))
+            ):
+                _refuse(use, f"{_name(node)} takes it for a weight that all examples share")
+
+
+def _look_at_broadcasts(node: Any, slots: Iterable[int], ledger: Ledger) -> None:
+    shape = _shape(node)
+    for child, own in _children(node, slots):
+        given = _shape(child, own)
+        if not given or (len(given) == len(shape) and given[0] == shape[0]):
+            continue
+        for maker, picked in _makers(child, own, ledger, (*_PICKS, *_STATISTICS)):
+            use = maker.use
+            if _counts_a_parameter(maker, use) or (not picked and 1 < _rows(use) == shape[0]):
+                _refuse(use, f"{_name(node)} repeats it for every row of a tensor of shape {tuple(shape)}")
+
+
+def _children(node: Any, slots: Iterable[int]) -> Iterator[tuple[Any, int]]:
+    """The nodes that made these arguments, and which of their results it was."""
+    edges = node.next_functions
+    return ((child, own) for child, own in (edges[k] for k in slots if k < len(edges)) if child is not None)
+
+
+def _makers(node: Any, own: int, ledger: Ledger, stops: Sequence[str]) -> Iterator[tuple[Any, bool]]:
+    """The watched nodes nearest under this one, and whether one row (or a statistic) was taken on the way."""
+    todo, seen = [(node, own, False)], set()
+    while todo:
+        node, own, picked = todo.pop()
+        if type(node) is _WATCHED and node.use.ledger is ledger:
+            yield node, picked
+            continue
+        picked = picked or (type(node).__name__ in stops and _leaves_one_row(node, own))
+        for child, number in node.next_functions:
+            if child is not None and (child, picked) not in seen:
+                seen.add((child, picked))
+                todo.append((child, number, picked))
+
+
+def _leaves_one_row(node: Any, own: int) -> bool:
+    name = type(node).__name__
+    if name in _STATISTICS:
+        return True
+    if name in ("SliceBackward0", "SplitBackward0"):
+        return bool(node._saved_dim == 0 and _shape(node, own)[0] == 1)
+    return getattr(node, "_saved_dim", 0) == 0
+
+
+def _counts_a_parameter(node: Any, use: Use, in_any_shape: bool = True) -> bool:
+    """Whether the leading dimension of a watched result is that of a parameter, or of what was computed from it.
+
+    What a parameter was expanded to may have a row for each example; `in_any_shape` counts it all the same.
+    """
+    if not isinstance(use.operation, (Elementwise, Generic)) or use.operation.lead <= 1:
+        return False
+    dims = len(_shape(node))
+    return any(
+        source is not None
+        and source.tensor.dim() >= dims
+        and source.tensor.shape[0] == use.operation.lead
+        and (in_any_shape or source.selects or dims <= 2)
+        for source in use.sources
+    )
+
+
+def _in_groups(node: Any, rows: int) -> bool:
+    """Whether each example has a weight of its own, its channels being a group: (1, M·C, …) from (M, C, …)."""
+    name = type(node).__name__
+    if name not in ("ConvolutionBackward0", "NativeBatchNormBackward0"):
+        return False
+    x, (maker, _) = node._saved_input, node.next_functions[0]
+    before = getattr(maker, "_saved_self_sym_sizes", None) or (x._base.shape if x._base is not None else (0,))
+    own_groups = name.startswith("Native") or node._saved_groups % rows == 0
+    return bool(x.shape[0] == 1 and before[0] == rows and own_groups)
+
+
+def _rows(use: Use) -> int:
+    return use.operation.merged_from or use.operation.lead
+
+
+def _shape(node: Any, own: int = 0) -> Sequence[int]:
+    shape: Sequence[int] = node._input_metadata[own].shape
+    return shape
+
+
+def _name(node: Any) -> str:
+    return str(node.use.operation.name if type(node) is _WATCHED else node.name())
+
+
+def _refuse(use: Use, what: str) -> None:
+    names = use.ledger.names()
+    roots = {id(root) for source in use.sources if source is not None for root in source.roots}
+    raise UnsupportedOperation(
+        f"parameter {', '.join(sorted(repr(names[key]) for key in roots))}: the rows of {use.operation.name} count as "
+        f"examples, but {what}, so the squares would be wrong. A constant that meets a parameter must be known: "
+        "register it with self.register_buffer and pass the module, or make it from the parameter (torch.randn_like). "
+        "Give data-dependent weights a leading dimension of examples (torch.bmm), and let examples be rows: x @ A, "
+        "not A @ x.T. A loss that compares examples with one another has no squared gradients."
+    )
