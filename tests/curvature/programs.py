@@ -138,6 +138,7 @@ EXACT: dict[str, Program] = {
     "gates": lambda m, x: images(x) * m.inner(x).sigmoid().unsqueeze(2),
     "a token for all": lambda m, x: F.linear(m.gain.expand(len(x), D) + x, m.weight),
     "a token for all, derived": lambda m, x: m.inner(m.gain.exp().expand(len(x), D) * x) @ m.weight,
+    "rows of features, tiled": lambda m, x: m.inner(x).repeat(1, 2),
     "draws in front": noisy_logits,
     "time in front": time_first,
     "queries for all": lambda m, x: m.weight.expand(len(x), D, D) @ m.inner(images(x).transpose(1, 2)).mT,
@@ -189,6 +190,10 @@ REFUSED: dict[str, tuple[Program, str]] = {
     "positions, expanded": (
         lambda m, x: m.inner(images(x).mT[:, :D] + m.table(m.numbers).expand(len(x), D, D)),
         "ExpandBackward0 repeats",
+    ),
+    "a turned weight, repeated": (
+        lambda m, x: torch.bmm(images(x).mT, (m.turn @ m.weight).repeat(len(x), 1, 1)),
+        "RepeatBackward0 repeats",
     ),
     "examples in columns": (lambda m, x: (m.weight @ x.T).T, "rows of the parameter in front"),
     "models in front": (

@@ -40,14 +40,15 @@ _WEIGHTS = {
     "EmbeddingBackward0": (0,),
 }
 # … → which of their arguments may be repeated to the shape of the result.
-_BROADCASTS = {
-    **dict.fromkeys(("AddmmBackward0", "BaddbmmBackward0", "ExpandBackward0"), (0,)),
+_REPEATS = dict.fromkeys(("AddmmBackward0", "BaddbmmBackward0", "ExpandBackward0", "RepeatBackward0"), (0,))
+_ARITHMETIC = {
     **dict.fromkeys(
         ("AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "WhereBackward0"), (0, 1)
     ),
     **dict.fromkeys(("MaximumBackward0", "MinimumBackward0", "PowBackward1"), (0, 1)),
     **dict.fromkeys(("AddcmulBackward0", "AddcdivBackward0", "LerpBackward1"), (0, 1, 2)),
 }
+_BROADCASTS = _REPEATS | _ARITHMETIC
 LOOKED_AT = frozenset((*_WEIGHTS, *_BROADCASTS))
 
 _PICKS = ("SelectBackward0", "UnbindBackward0", "SliceBackward0", "SplitBackward0")
@@ -94,14 +95,16 @@ def _look_at_weights(node: Any, slots: Iterable[int], ledger: Ledger) -> None:
 
 
 def _look_at_broadcasts(node: Any, slots: Iterable[int], ledger: Ledger) -> None:
-    shape = _shape(node)
+    """Draws of noise may stand in front of the examples, (K, M, …), where arithmetic meets them: unless K = M."""
+    shape, strict = _shape(node), type(node).__name__ in _REPEATS
     for child, own in _children(node, slots):
         given = _shape(child, own)
         if not given or (len(given) == len(shape) and given[0] == shape[0]):
             continue
         for maker, picked in _makers(child, own, ledger, (*_PICKS, *_STATISTICS)):
             use = maker.use
-            if _counts_a_parameter(maker, use) or (not picked and 1 < _rows(use) == shape[0]):
+            suspicious = not picked and _rows(use) > 1 and (strict or _rows(use) == shape[0])
+            if suspicious or _counts_a_parameter(maker, use):
                 _refuse(use, f"{_name(node)} repeats it for every row of a tensor of shape {tuple(shape)}")
 
 
