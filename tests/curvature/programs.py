@@ -169,6 +169,10 @@ REFUSED: dict[str, tuple[Program, str]] = {
         lambda m, x: F.conv1d(images(x), m.slim.exp() * m.layers[:, :1], groups=D),
         "ConvolutionBackward0",
     ),
+    "turned slim kernel": (
+        lambda m, x: F.conv1d(images(x), (m.turn @ m.weight)[:, :3].reshape(D, 1, 3), groups=D),
+        "ConvolutionBackward0",
+    ),
     "masked transposed kernel": (
         lambda m, x: F.conv_transpose1d(images(x), m.kernel.exp() * m.layers),
         "ConvolutionBackward0",
