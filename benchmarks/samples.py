@@ -2,7 +2,7 @@
 
     python -m benchmarks.samples [words of the cases' titles]
 
-First column: in units of a plain forward + backward; second: in units of a step of torch's Adam.
+In units of a plain forward + backward, of a step of torch's Adam, and of a VOGN step with one sample.
 """
 
 import gc
@@ -90,9 +90,9 @@ def main() -> None:
             continue
         print(title)
         times = measured(steps_for(model, x, torch.randint(0, 10, (len(x),))), rounds)
-        plain, adam = times["forward + backward"], times["Adam"]
+        units = [times[name] for name in ("forward + backward", "Adam", "VOGN, one sample")]
         for name, own in times.items():
-            print(f"  {name:32} {paired(own, plain):6.2f} {paired(own, adam):6.2f}")
+            print(f"  {name:32}", *(f"{paired(own, unit):6.2f}" for unit in units))
 
 
 if __name__ == "__main__":

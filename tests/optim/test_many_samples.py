@@ -46,6 +46,24 @@ MODELS = {
         (7, 3, 4),
     ),
     "convolution": (convolutional, (7, 2, 6, 6)),
+    "convolutions": (
+        lambda: nn.Sequential(
+            *(
+                nn.Conv2d(2, 4, 3, padding=1),
+                nn.Tanh(),
+                nn.Conv2d(4, 6, 2, 2, groups=2, bias=False),
+                nn.Tanh(),
+            ),
+            *(nn.Conv2d(6, 3, 2, dilation=2, padding="valid"), nn.Flatten(), nn.Linear(3, 3)),
+        ),
+        (7, 2, 6, 6),
+    ),
+    "convolutions in one dimension": (
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3), nn.Tanh(), nn.Conv1d(4, 3, 3, 2), nn.Flatten(), nn.Linear(6, 3)
+        ),
+        (7, 2, 7),
+    ),
     "transposed": (
         lambda: nn.Sequential(nn.ConvTranspose2d(2, 2, 2), nn.Flatten(), nn.Linear(32, 3)),
         (7, 2, 3, 3),

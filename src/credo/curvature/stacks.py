@@ -14,8 +14,10 @@ from credo.curvature.arrangement import Watch
 from credo.curvature.operation import Operation
 from credo.curvature.provenance import Source
 from credo.curvature.rules import Generic, Sliced
+from credo.curvature.rules.convolution import Convolution
 from credo.curvature.rules.linear import Linear
 from credo.curvature.rules.normalisation import BatchNorm
+from credo.curvature.rules.stacked_convolution import StackedConvolution, as_one_call
 from credo.curvature.rules.stacked_linear import StackedLinear
 from credo.curvature.vectorised import Level, Placed, is_loss_of_rows, refuse_backward
 from credo.errors import EmptyBatch, UnsupportedOperation
@@ -70,11 +72,15 @@ class Stacks:
 
     def _is_one_product(self, operation: Operation, tensors: tuple[Any, ...]) -> bool:
         """A linear layer all of whose parameters have many values."""
-        return (
-            isinstance(operation, Linear)
-            and operation.axis == 0
-            and all(t is None or id(t) in self._weights for t in tensors[1:])
-        )
+        return isinstance(operation, Linear) and operation.axis == 0 and self._all_stacked(tensors)
+
+    def _all_stacked(self, tensors: tuple[Any, ...]) -> bool:
+        return all(t is None or id(t) in self._weights for t in tensors[1:])
+
+    def _convolution(self, operation: Convolution) -> StackedConvolution | None:
+        weights, biases = (self._weights.get(id(t)) for t in operation.tensors[1:])
+        assert weights is not None
+        return as_one_call(operation, weights, biases)
 
     def _product(self, tensors: tuple[Any, ...], common: bool = False) -> StackedLinear:
         weights, biases = (self._weights.get(id(t)) for t in tensors[1:])
@@ -98,11 +104,13 @@ class Stacks:
             refuse_backward()
 
     def _slice(self, operation: Operation, sources: tuple[Source | None, ...]) -> Operation:
-        """The operation with as many weights as there are slices; slices of equal numbers of rows are one product."""
+        """The operation with as many weights as there are slices; one product, or one call of a kernel, if it can."""
         x, rows_are_examples = operation.tensors[0], operation.merged_from is None
-        equal = rows_are_examples and operation.lead % self._samples == 0
-        if equal and x is not None and x.dim() == 2 and self._is_one_product(operation, operation.tensors):
-            return self._product(operation.tensors)
+        if rows_are_examples and x is not None and self._all_stacked(operation.tensors):
+            if x.dim() == 2 and self._is_one_product(operation, operation.tensors):
+                return self._product(operation.tensors)
+            if isinstance(operation, Convolution) and (one_call := self._convolution(operation)):
+                return one_call
         stacks = {
             k: self._weights[id(s.tensor)]
             for k, s in enumerate(sources)

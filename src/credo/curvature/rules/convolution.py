@@ -78,7 +78,7 @@ class Convolution(Operation):
         groups: int = 1,
     ):
         self.tensors = (input, weight, bias)
-        self._arguments = (stride, padding, dilation, groups)
+        self.arguments = (stride, padding, dilation, groups)
         functions = (torch.conv1d, torch.conv2d, torch.conv3d)
         self._function: Callable[..., Tensor] = functions[weight.dim() - 3]
         self._batched = input.dim() == weight.dim()
@@ -87,7 +87,7 @@ class Convolution(Operation):
             self.lead = -1
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
-        return self._function(*tensors, *self._arguments), ()
+        return self._function(*tensors, *self.arguments), ()
 
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
@@ -95,7 +95,7 @@ class Convolution(Operation):
         g = grads[0]
         assert g is not None
         x, weight = saved[0].to(g.dtype), saved[1].to(g.dtype)
-        stride, padding, dilation, groups = self._arguments
+        stride, padding, dilation, groups = self.arguments
         before, padding = _explicit_padding(padding, weight, dilation)
         x = F.pad(x, before) if any(before) else x
         at = Geometry(weight, stride, padding, dilation, groups)

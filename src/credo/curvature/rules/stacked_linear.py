@@ -35,8 +35,9 @@ class SharedProducts(LayerOfRows):
 class StackedLinear(Operation):
     """tensors: x, weight, bias; `weights` (K, O, I), `biases` (K, O) or None.
 
-    Rows of x (K, M, I), or (K·M, I) sample after sample, have a weight each, and the result is shaped like x. Of a
-    `common` x (M, I), which needs no gradient, the result is (K, M, O).
+    Rows of x (K, M, I), or (N, I) sample after sample, have a weight each, and the result is shaped like x; samples
+    differ by one row at most, the larger ones first. Of a `common` x (M, I), which needs no gradient, the result is
+    (K, M, O).
     """
 
     parameter_slots = frozenset({1, 2})
@@ -53,25 +54,37 @@ class StackedLinear(Operation):
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
         x, columns = tensors[0], self._weights.transpose(1, 2)
         assert x is not None
-        samples, inputs, outputs = columns.shape
-        rows = x.expand(samples, *x.shape) if self._common else x.reshape(samples, -1, inputs)
-        if self._biases is None:
-            out = torch.bmm(rows, columns)
-        else:
-            out = torch.baddbmm(self._biases.unsqueeze(1), rows, columns)
-        return out if x.dim() == 3 or self._common else out.view(-1, outputs), ()
+        if self._common:
+            return _product(x.expand(len(columns), *x.shape), columns, self._biases), ()
+        out = _by_sample(x.flatten(0, -2), columns, self._biases)
+        return out.view(*x.shape[:-1], out.shape[-1]), ()
 
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
     ) -> Pieces:
-        assert grads[0] is not None
-        samples, outputs, _ = self._weights.shape
-        g, x = grads[0].reshape(samples, -1, outputs), saved[0]
-        gx = torch.bmm(g, self._weights.to(g.dtype)).view(x.shape) if needed[0] else None
+        g, x = grads[0], saved[0]
+        assert g is not None
+        flat = g.flatten(0, -2)
+        gx = _by_sample(flat, self._weights.to(g.dtype)).view(x.shape) if needed[0] else None
         x = x.to(g.dtype)
         weight: LayerOfRows
         if self._common:
             weight = SharedProducts(x, g, examples)
         else:
-            weight = WeightOfRows(x.flatten(0, -2), g.flatten(0, 1), examples)
+            weight = WeightOfRows(x.flatten(0, -2), flat, examples)
         return gx, weight if needed[1] else None, BiasOfRows(weight) if needed[2] else None
+
+
+def _by_sample(rows: Tensor, matrices: Tensor, biases: Tensor | None = None) -> Tensor:
+    """(N, I) by (K, I, O), sample after sample: one batched product, or two where samples differ by a row."""
+    each, larger = divmod(len(rows), len(matrices))
+    if not larger:
+        return _product(rows.reshape(len(matrices), each, -1), matrices, biases).flatten(0, 1)
+    parts = rows.tensor_split([larger * (each + 1)]), matrices.tensor_split([larger])
+    added = (None, None) if biases is None else biases.tensor_split([larger])
+    some = [_by_sample(*part) for part in zip(*parts, added, strict=True) if len(part[0])]
+    return some[0] if len(some) == 1 else torch.cat(some)
+
+
+def _product(rows: Tensor, matrices: Tensor, biases: Tensor | None) -> Tensor:
+    return torch.bmm(rows, matrices) if biases is None else torch.baddbmm(biases.unsqueeze(1), rows, matrices)
