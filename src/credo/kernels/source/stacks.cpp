@@ -33,17 +33,19 @@ int64_t sample_stacks(const List& list, T* const* tensors, T scale, T shift, con
     divide(list, threads, [&](int64_t k, int64_t begin, int64_t end) {
         const T *const mean = tensors[list.count + k], *const curvature = tensors[2 * list.count + k];
         const T* const shifts = shifted ? tensors[3 * list.count + k] : mean;
+        T* const stack = tensors[k];
+        const int64_t size = list.sizes[k];
+        const Key first = {uint64_t(seed_stream[0]), uint64_t(seed_stream[1]), uint64_t(indices[k])};
         for (int64_t at = begin; at < end; at += tile_size) {
             const int64_t count = smaller(tile_size, end - at);
             T sigma[tile_size], mu[tile_size] = {}, noise[tile_size];
             widths<shifted>(sigma, curvature + at, shifts + at, scale, shift, count);
             copy(mu, mean + at, count);
             for (int64_t sample = 0; sample < samples; ++sample) {
-                const uint64_t stream = uint64_t(seed_stream[1]) + sample;
-                gaussians({uint64_t(seed_stream[0]), stream, uint64_t(indices[k])}, at / tile_size, noise);
+                gaussians({first.seed, first.stream + sample, first.index}, at / tile_size, noise);
 #pragma omp simd
                 for (int i = 0; i < tile_size; ++i) noise[i] = mu[i] + noise[i] * sigma[i];
-                copy(tensors[k] + sample * list.sizes[k] + at, noise, count);
+                copy(stack + sample * size + at, noise, count);
             }
         }
     });
