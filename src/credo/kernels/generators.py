@@ -11,6 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import cache
 from hashlib import shake_128
 from typing import final
@@ -45,6 +46,20 @@ def draw(sizes: Sequence[int], seed: int, stream: int, index: int, dtype: torch.
         helpers(os.getpid()).submit(draw_here, keyed[k::threads], dtype, use) for k in range(1, threads)
     ]
     draw_here(keyed[::threads], dtype, use)
+    for other in others:
+        other.result()
+
+
+def each(draw_one: Callable[[int], None], count: int, size: int) -> None:
+    """Calls draw_one(k) for rows of `size` elements; rows that `draw` leaves to one thread, on several."""
+    threads = min(count, torch.get_num_threads()) if size <= ALONE < size * count else 1
+
+    def some(first: int) -> None:
+        for k in range(first, count, threads):
+            draw_one(k)
+
+    others = [helpers(os.getpid()).submit(copy_context().run, some, k) for k in range(1, threads)]
+    some(0)
     for other in others:
         other.result()
 
