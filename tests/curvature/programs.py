@@ -141,6 +141,10 @@ EXACT: dict[str, Program] = {
     "rows of features, tiled": lambda m, x: m.inner(x).repeat(1, 2),
     "draws in front": noisy_logits,
     "time in front": time_first,
+    "einsum with as many outputs as examples": lambda m, x: torch.einsum("bi,oik->bok", x, m.kernel),
+    "einsum, its result implied": lambda m, x: torch.einsum("bi, io", x, m.weight),
+    "einsum, the rest implied": lambda m, x: torch.einsum("oi,...i->...o", m.weight, x),
+    "experts": lambda m, x: torch.einsum("bd,edh,be->bh", x, m.kernel, m.inner(x).softmax(1)),
     "queries for all": lambda m, x: m.weight.expand(len(x), D, D) @ m.inner(images(x).transpose(1, 2)).mT,
 }
 
@@ -200,6 +204,14 @@ REFUSED: dict[str, tuple[Program, str]] = {
         "RepeatBackward0 repeats",
     ),
     "examples in columns": (lambda m, x: (m.weight @ x.T).T, "rows of the parameter in front"),
+    "einsum, models in front": (
+        lambda m, x: torch.einsum("gbi,gio->gbo", x.expand(D, *x.shape), m.kernel).sum(0),
+        "rows of the parameter in front",
+    ),
+    "einsum, examples in columns": (
+        lambda m, x: torch.einsum("oi,bi->ob", m.weight, x).T,
+        "rows of the parameter in front",
+    ),
     "models in front": (
         lambda m, x: torch.bmm(x.expand(D, *x.shape), m.kernel).sum(0),
         "rows of the parameter in front",

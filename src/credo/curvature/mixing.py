@@ -143,15 +143,29 @@ def _counts_a_parameter(node: Any, use: Use, in_any_shape: bool = True) -> bool:
 
     What a parameter was expanded to may have a row for each example; `in_any_shape` counts it all the same.
     """
-    if not isinstance(use.operation, (Elementwise, Generic)) or use.operation.lead <= 1:
+    operation = use.operation
+    if not isinstance(operation, (Elementwise, Generic)) or operation.lead <= 1:
         return False
+    if isinstance(operation, Generic) and operation.equation:
+        return _sums_into_a_parameter(operation.equation, use)
     dims = len(_shape(node))
     return any(
         source is not None
         and source.tensor.dim() >= dims
-        and source.tensor.shape[0] == use.operation.lead
+        and source.tensor.shape[0] == operation.lead
         and (in_any_shape or source.selects or dims <= 2)
         for source in use.sources
+    )
+
+
+def _sums_into_a_parameter(equation: str, use: Use) -> bool:
+    """Whether the first letter of an einsum's result is a parameter's alone, or one that its own rows have."""
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
+    first = (result if arrow else "".join(sorted(c for c in inputs if inputs.count(c) == 1 and c != ",")))[:1]
+    terms = list(zip(inputs.split(","), use.sources, strict=True))
+    in_data = any(first in term for term, source in terms if source is None)
+    return first.isalpha() and (
+        not in_data or any(first in term for term, s in terms if s is not None and s.selects)
     )
 
 

@@ -38,6 +38,12 @@ class Generic(Operation):
         self.parameter_slots = frozenset(k for k, s in enumerate(shared) if s)
         self.name = getattr(function, "__name__", str(function))
 
+    @property
+    def equation(self) -> str | None:
+        """Of an einsum."""
+        first = self._leaves[0]
+        return first if isinstance(first, str) and self.name == "einsum" else None
+
     def call(self, *tensors: Tensor) -> Any:
         leaves = list(self._leaves)
         for place, tensor in zip(self._places, tensors, strict=True):
