@@ -152,7 +152,7 @@ UNSUITABLE = {
     "smaller than the kernel": lambda x, w, b: (x[..., :2].contiguous(), w, b),
     "three dimensions": lambda x, w, b: (x.unsqueeze(2), w.unsqueeze(3), b),
     "so much that torch is faster": lambda x, w, b: (
-        x.repeat(400, 1, 9, 9),
+        x.repeat(400, 1, 9, 3),
         w.repeat(1, 9, 1, 1, 1),
         b.repeat(1, 9),
     ),

@@ -61,7 +61,7 @@ class Interception(TorchFunctionMode):
         if not (known.touches(args) or (kwargs and known.touches(kwargs.values()))):
             return self._pass(func, args, kwargs)
         if func in INSPECTIONS or not torch.is_grad_enabled():
-            return known.note_values(func(*args, **kwargs), func, args, kwargs)
+            return known.note_values(func(*args, **kwargs), args, kwargs)
         return self._replace(func, args, kwargs)
 
     def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -31,8 +31,6 @@ SELECTIONS = frozenset(
     torch.split,
 }
 
-_GRADIENT = frozenset({torch.Tensor.grad.__get__})  # type: ignore[union-attr]  # examples have been in it
-
 
 class Source:
     """A tensor that stands for parameters: a watched parameter itself, or one derived from some (its `roots`)."""
@@ -138,12 +136,11 @@ class Provenance:
             self.constants[id(tensor)] = self._forget_with(tensor, "constants")
         return tensor
 
-    def note_values(self, result: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    def note_values(self, result: Any, args: Any, kwargs: Any) -> Any:
         """The result of a look at parameters; values taken from parameters alone (detach, a norm) are constant."""
         if (
             isinstance(result, Tensor)
             and id(result) not in self.sources
-            and func not in _GRADIENT
             and all(self.knows(tensor) for tensor in tensors_in((*args, *kwargs.values())))
         ):
             self.add_constant(result)
