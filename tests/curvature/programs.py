@@ -124,7 +124,6 @@ EXACT: dict[str, Program] = {
     "masked kernel": lambda m, x: F.conv1d(images(x), m.kernel * m.layers),
     "positions in a buffer": lambda m, x: m.inner(images(x).transpose(1, 2)[:, :D] + m.table(m.ids)),
     "the parameter's own values": lambda m, x: F.linear(x, m.weight.exp() / m.weight.detach().norm()),
-    "data after a buffer, by name": lambda m, x: F.linear(torch.mul(m.known[0], other=x), m.weight),
     "own values without gradient": spectral,
     "noise of the parameter's shape": variational,
     "matrices of examples, bmm": lambda m, x: torch.bmm(own_matrices(m, x), x.unsqueeze(2)).squeeze(2),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import credo
 from credo.errors import CredoError, UnsupportedOperation
@@ -74,3 +75,11 @@ def test_a_normalisation_by_hand_mixes_examples_as_batch_norm_does():
             normalised(layer(x)).pow(3).sum().backward()
         squares.append(stats.squares[layer.weight])
     assert relative_error(squares[1], squares[0]) < 1e-10
+
+
+def test_data_that_a_buffer_meets_by_name_are_no_constant():
+    model, x = build(lambda m, x: F.linear(torch.mul(m.known[0], other=x), m.weight), M)
+    with credo.capture(model) as stats:
+        model(x).square().sum(1).mean().backward()
+    assert stats.examples == M
+    assert model.tensors.weight in stats.squares
