@@ -62,7 +62,10 @@ class Interception(TorchFunctionMode):
             return self._pass(func, args, kwargs)
         if func in INSPECTIONS or not torch.is_grad_enabled():
             return known.note_values(func(*args, **kwargs), args, kwargs)
-        return self._replace(func, args, kwargs)
+        rule = rule_for(func)
+        if rule is None:
+            return self._replace_without_rule(func, args, kwargs)
+        return self._replace_by(rule(*args, **kwargs), func, args, kwargs)
 
     def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call without a parameter, as it is; what it makes of constants alone is a constant."""
@@ -73,11 +76,8 @@ class Interception(TorchFunctionMode):
                 known.add_constant(result)
         return result
 
-    def _replace(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A call with a parameter, or what was derived from one, among its arguments."""
-        rule = rule_for(func)
-        if rule is not None:
-            return self._replace_by(rule(*args, **kwargs), func, args, kwargs)
+    def _replace_without_rule(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """By what it does inside, or by rows."""
         if can_unlock(func) and func not in _WHOLE:
             with self, self._inside(func, args, kwargs):
                 return unlocked(func)(*args, **kwargs)
@@ -99,7 +99,8 @@ class Interception(TorchFunctionMode):
             return self._replace_row_by_row(func, args, kwargs)
         if self._examples_second or self._stacks is not None:
             return self._place(operation, sources)
-        return self._watch(operation, sources)
+        use = Use(operation, sources, self.ledger, next(self._order))
+        return Watched.apply(use, *operation.release())
 
     def _replace_row_by_row(self, func: Any, args: Any, kwargs: Any) -> Any:
         sources = tuple(map(self._provenance.source, tensors_in((*args, *kwargs.values()))))
@@ -169,7 +170,10 @@ class Interception(TorchFunctionMode):
                 f"{_name(func)} writes a parameter into another tensor, so its squared gradient cannot be followed. "
                 "Build the tensor with torch.cat, torch.where or arithmetic instead."
             )
-        return target.copy_(self._replace(twin, (target.clone(), *args[1:]), kwargs))
+        args, rule = (target.clone(), *args[1:]), rule_for(twin)
+        if rule is None:
+            return target.copy_(self._replace_without_rule(twin, args, kwargs))
+        return target.copy_(self._replace_by(rule(*args, **kwargs), twin, args, kwargs))
 
     def _run_engine(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A backward pass: look at its graph first, then run it, then square what had to wait."""

@@ -68,7 +68,12 @@ class Ledger:
                     self._refuse_hidden_use(key)
                 current.squared.add(key)
                 total, squares = piece.total_and_squares()
-                self._add(key, squares if source.is_parameter else source.pull_one(squares, source.roots[0]))
+                if not source.is_parameter:
+                    squares = source.pull_one(squares, source.roots[0])
+                if key in self.squares:
+                    self.squares[key] += squares
+                else:
+                    self.squares[key] = squares if squares.dtype in WIDE else squares.float()
                 gradients.append(total)
             else:
                 gradients.append(self._defer(current, source, piece))
@@ -83,12 +88,6 @@ class Ledger:
                 current.deferred.setdefault(key, []).append((source, contribution))
         return contribution.total()
 
-    def _add(self, key: int, squares: Tensor) -> None:
-        if key in self.squares:
-            self.squares[key] += squares
-        else:
-            self.squares[key] = squares if squares.dtype in WIDE else squares.float()
-
     def settle(self, finished: BackwardPass) -> None:
         """Squares what had to wait: for each example the sum over all uses first, the square after."""
         for key, uses in finished.deferred.items():
@@ -100,7 +99,8 @@ class Ledger:
 
             with torch.no_grad():
                 like = widen(root.detach())
-                self._add(key, chunked_squares(summed, finished.examples, like))
+                squares = chunked_squares(summed, finished.examples, like)
+            self.squares[key] = self.squares[key] + squares if key in self.squares else squares
         if finished.squared or finished.deferred:  # else only gradients of inputs were asked for
             self.examples += finished.examples
 

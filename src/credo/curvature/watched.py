@@ -30,7 +30,8 @@ class Watched(torch.autograd.Function):
         outputs, extras = use.operation.forward(*tensors)
         ctx.use = use
         ctx.save_for_backward(*tensors, *extras)
-        ctx.set_materialize_grads(False)
+        if type(outputs) is tuple:
+            ctx.set_materialize_grads(False)  # of outputs that the loss does not reach
         return outputs
 
     @staticmethod

@@ -53,16 +53,18 @@ class LayerOfRows(Contribution):
 
     def __init__(self, x: Tensor, g: Tensor, examples: int):
         self.x, self.g, self.examples = x, g, examples
-        self._sums: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
-
-    def sums(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Total and squares of the weight, then of the bias."""
-        if self._sums is None:
-            self._sums = kernel.layer_sums(self.x, self.g)
-        return self._sums
+        self._of_bias: tuple[Tensor, Tensor] | None = None
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        return self.sums()[:2]
+        sums = kernel.layer_sums(self.x, self.g)
+        self._of_bias = sums[2:]
+        return sums[:2]
+
+    def bias_sums(self) -> tuple[Tensor, Tensor]:
+        """Those of the bias, which are mostly there."""
+        if self._of_bias is None:
+            self._of_bias = kernel.layer_sums(self.x, self.g)[2:]
+        return self._of_bias
 
 
 @final
@@ -90,7 +92,7 @@ class BiasOfRows(Contribution):
         return self._weight.g.flatten(0, -2).sum(0)
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        return self._weight.sums()[2:]
+        return self._weight.bias_sums()
 
     def per_example(self, start: int, stop: int) -> Tensor:
         return self._weight.g.flatten(0, -2)[start:stop]
