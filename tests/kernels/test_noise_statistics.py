@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from credo.kernels import forced, noise, philox
+from credo.kernels.generators import BLOCK
 
 COUNT = 10_000_000
 DTYPES = [torch.float32, torch.float64]
@@ -70,9 +71,9 @@ def test_tails(draws, limit):
 
 
 def test_lags(draws):
-    """Also those at which the lanes of a tile, or tiles, would meet if they shared bits."""
+    """Also those at which lanes of a tile, tiles, halves of a block or blocks would meet if they shared bits."""
     for name, x in {"numbers": draws, "squares": (draws**2 - 1) / math.sqrt(2)}.items():
-        for lag in [*range(1, 9), 16, 31, 32, 33, 63, 64, 65, 128]:
+        for lag in [*range(1, 9), 16, 31, 32, 33, 63, 64, 65, 128, BLOCK // 2, BLOCK]:
             z = (x[:-lag] @ x[lag:]).item() / math.sqrt(COUNT - lag)
             assert abs(z) < 5, f"{name} at lag {lag}: {z}"
 

@@ -51,13 +51,14 @@ def test_threads_change_nothing(mode: str) -> None:
 
 
 @every_mode
-def test_samples_on_several_threads_are_the_same(mode: str) -> None:
-    """Rows that are too short for several threads, and too many for one."""
+def test_samples_on_several_threads_are_the_same(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose noise the twin draws ahead."""
     mean, curvature, before = torch.zeros(50_000), torch.ones(50_000), torch.get_num_threads()
     results = []
     for threads in (1, 3):
         torch.set_num_threads(threads)
         stack = torch.empty(7, 50_000)
+        monkeypatch.setattr(generators, "_own", generators._Own())  # or the first noise would do for all
         try:
             with forced(mode):
                 sample_stacks_([stack], [mean], [curvature], 0.1, 0.5, SEED, STREAM, [0])
@@ -66,16 +67,6 @@ def test_samples_on_several_threads_are_the_same(mode: str) -> None:
         results.append(stack)
     assert torch.equal(*results)
     assert len({float(row.sum()) for row in results[0]}) == 7
-
-
-def test_what_goes_wrong_on_another_thread_is_raised() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        with pytest.raises(ZeroDivisionError):
-            generators.each(lambda k: 1 // (k - 4), 5, generators.ALONE)
-    finally:
-        torch.set_num_threads(before)
 
 
 SEEDS = [3, 2**63 - 1, 0, 77]

@@ -165,7 +165,9 @@ def blocks(sizes: Sequence[int], block: int, largest: int) -> Iterator[list[Piec
 
 def cut(flat_row: Row, pieces: Sequence[Piece]) -> list[Tensor]:
     """Those pieces of tensors that are rows of memory."""
-    return [flat_row[k][begin:end] for k, begin, end in pieces]
+    return [
+        flat_row[k] if end - begin == len(flat_row[k]) else flat_row[k][begin:end] for k, begin, end in pieces
+    ]
 
 
 def whole_numbers(*values: int) -> bytes:

@@ -14,7 +14,6 @@ under the index of the first.
 import math
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_int64
-from functools import partial
 from operator import add
 from struct import pack
 from typing import NamedTuple, final
@@ -26,6 +25,7 @@ from torch.autograd.graph import increment_version
 from credo.errors import InvalidValue
 from credo.kernels import generators, lists, philox
 from credo.kernels.lists import Row, Steady
+from credo.kernels.scratch import scratch
 from credo.kernels.standing import Standing
 
 WINDOW = 2048  # tiles that the twin draws at once: its intermediate tensors stay in the cache
@@ -168,28 +168,27 @@ def _sample_twin(
         weights, means, *widths = ([row[k] for k in here] for row in rows)
         if means[0] is not weights[0]:
             torch._foreach_copy_(weights, means)
-        use = partial(_add_noise, [lists.flats(row) for row in (weights, *widths)], scale, shift)
+        flats = [lists.flats(row) for row in (weights, *widths)]
         if kind[0]:
-            sizes = [weight.numel() for weight in weights]
-            generators.draw(sizes, seed, stream, indices[here[0]], kind[1], use)
-            continue
-        own_indices, starts = [indices[k] for k in here], [0] * len(here)
-        for k, begin, end, noise in _draws(weights, seed, stream, own_indices, starts):
-            use([lists.Piece(k, begin, end)], [noise])
+            draws = generators.draw(lists.numels(weights), seed, stream, indices[here[0]], kind[1])
+        else:
+            draws = _pieces(_draws(weights, seed, stream, [indices[k] for k in here], [0] * len(here)))
+        for pieces, noises in draws:
+            _add_noise([lists.cut(row, pieces) for row in flats], noises, scale, shift)
 
 
-def _add_noise(
-    flats: Sequence[Row],
-    scale: float,
-    shift: float,
-    pieces: Sequence[lists.Piece],
-    noises: list[Tensor],
-) -> None:
-    """To pieces of the weights, by their widths. By `rsqrt`: for `sqrt` torch starts threads on any 2048 elements."""
-    weights, curvatures, *shifts = (lists.cut(row, pieces) for row in flats)
-    widths = torch._foreach_add(curvatures, shifts[0] if shifts else shift)
-    torch._foreach_rsqrt_(widths)
-    torch._foreach_addcmul_(weights, noises, widths, math.sqrt(scale))
+def _pieces(draws: Iterator[Draw]) -> Iterator[generators.Block]:
+    return (([lists.Piece(k, begin, end)], (noise,)) for k, begin, end, noise in draws)
+
+
+def _add_noise(rows: Sequence[list[Tensor]], noises: generators.Noise, scale: float, shift: float) -> None:
+    """To pieces of the weights, by their widths; these side by side, because many small calls take longer than one."""
+    weights, curvatures, *shifts = rows
+    sizes = [noise.numel() for noise in noises]
+    precisions = torch.cat(curvatures, out=scratch("precisions", (sum(sizes),), noises[0]))
+    precisions += torch.cat(shifts[0]) if shifts else shift
+    roots = precisions.sqrt_().split_with_sizes(sizes)
+    torch._foreach_addcdiv_(weights, noises, roots, math.sqrt(scale))
 
 
 def _noise_type(out: Tensor) -> torch.dtype:

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch.autograd.graph import increment_version
 
-from credo.kernels import generators, lists
+from credo.kernels import lists
 from credo.kernels.lists import Row
 from credo.kernels.native import integers
 from credo.kernels.noise import normal_, sample_all_
@@ -34,12 +34,9 @@ def sample_stacks_(
     call = lists.call("sample_stacks", *rows) if contiguous else None
     samples = len(stacks[0]) if stacks else 0
     if call is None:
-
-        def draw(k: int) -> None:
+        for k in range(samples):
             own = [stack[k] for stack in stacks]
             sample_all_(own, curvatures, scale, shift, seed, stream + k, indices, means)
-
-        generators.each(draw, samples, sum(lists.numels(means)))
         return
     layout = lists.whole_numbers(*[mean.numel() for mean in means], *indices)
     key, numbers = integers(seed, stream), lists.doubles(scale, number)
