@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from struct import pack
 from typing import NamedTuple
 
@@ -37,6 +38,10 @@ class Steady(list[Tensor]):
         self.numels = [tensor.numel() for tensor in self]
         self.sizes = whole_numbers(*self.numels)
         self.seen = _walk(self)
+
+    @cached_property
+    def flats(self) -> list[Tensor]:
+        return [flat(tensor.detach()) for tensor in self]
 
 
 class Look(NamedTuple):
@@ -127,12 +132,12 @@ def reordered(tensor: Tensor, other: Tensor) -> Tensor:
 
 def flat(tensor: Tensor) -> Tensor:
     """A view of a dense tensor as the row of its elements in memory."""
-    return tensor.as_strided((tensor.numel(),), (1,))
+    return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
 def flats(row: Row) -> list[Tensor]:
     """`flat` for each."""
-    return [tensor.view(-1) if tensor.is_contiguous() else flat(tensor) for tensor in row]
+    return row.flats if isinstance(row, Steady) else [flat(tensor) for tensor in row]
 
 
 class Piece(NamedTuple):
@@ -165,9 +170,11 @@ def blocks(sizes: Sequence[int], block: int, largest: int) -> Iterator[list[Piec
 
 def cut(flat_row: Row, pieces: Sequence[Piece]) -> list[Tensor]:
     """Those pieces of tensors that are rows of memory."""
-    return [
-        flat_row[k] if end - begin == len(flat_row[k]) else flat_row[k][begin:end] for k, begin, end in pieces
-    ]
+    parts = []
+    for k, begin, end in pieces:
+        whole = flat_row[k]
+        parts.append(whole if end - begin == whole.numel() else whole[begin:end])
+    return parts
 
 
 def whole_numbers(*values: int) -> bytes:

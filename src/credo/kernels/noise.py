@@ -165,9 +165,10 @@ def _sample_twin(
     kinds = [(weight.is_cpu, _noise_type(weight)) for weight in rows[0]]
     for kind in dict.fromkeys(kinds):
         here = [k for k, other in enumerate(kinds) if other == kind]
-        weights, means, *widths = ([row[k] for k in here] for row in rows)
+        own = rows if len(here) == len(kinds) else [[row[k] for k in here] for row in rows]
+        weights, means, *widths = own
         if means[0] is not weights[0]:
-            torch._foreach_copy_(weights, means)
+            torch._foreach_copy_(list(weights), list(means))
         flats = [lists.flats(row) for row in (weights, *widths)]
         if kind[0]:
             draws = generators.draw(lists.numels(weights), seed, stream, indices[here[0]], kind[1])

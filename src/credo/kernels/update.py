@@ -14,8 +14,8 @@ from credo.kernels.lists import Row, Steady
 from credo.kernels.standing import Standing
 
 TOGETHER = (
-    1 << 16
-)  # elements that each thread of the twin updates at a time: six rows of them fit the L2 cache
+    1 << 17
+)  # elements that each thread of the twin updates at a time: three rows of them fit the L2 cache
 FEW = 1 << 18  # elements that are not worth cutting
 ELSEWHERE = 1 << 22  # on an accelerator, which likes few large calls
 
@@ -75,13 +75,13 @@ def vogn_all_(
     rows = [means, momenta, curvatures, gradients, squares]
     if call := lists.call("vogn", *rows, priors, prior_means, origins):
         return _run(call, settings, number, check, [*means, *momenta, *curvatures])
-    if check and not all_finite([*gradients, *squares]):
-        return False
     with torch.no_grad():
-        if origins is not None:
-            torch._foreach_copy_(list(means), list(origins))
-        optional = [row for row in (priors, prior_means) if row is not None]
+        if check and not _all_finite_twin([*gradients, *squares]):
+            return False
+        optional = [row for row in (origins, priors, prior_means) if row is not None]
         for mu, m, s, gradient, square, *others in _cut([*rows, *optional]):
+            if origins is not None:
+                torch._foreach_copy_(mu, others.pop(0))
             own_prior = number if priors is None else others[0]
             own_means = None if prior_means is None else others[-1]
             _vogn_twin(mu, m, s, gradient, square, own_prior, own_means, settings)
@@ -158,16 +158,14 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     if call := lists.call("all_finite", tensors):
         return bool(call.kernel(*call[1:], _threads()))
     with torch.no_grad():
-        return _all_finite_twin([tensor for tensor in tensors if tensor.numel()])
+        return _all_finite_twin(tensors)
 
 
-def _all_finite_twin(tensors: list[Tensor]) -> bool:
-    if not tensors:
-        return True
+def _all_finite_twin(tensors: Sequence[Tensor]) -> bool:
     # A sum is finite only if all elements are. Large finite ones may overflow: then look at each.
     sums = [tensor.sum() for tensor in tensors]
     if all(own.is_cpu for own in sums):
-        finite = isfinite(sum(own.item() for own in sums))
+        finite = isfinite(sum([own.item() for own in sums]))
     else:
         finite = bool(torch.stack([own.double() for own in sums]).isfinite().all())
     return finite or all(bool(tensor.isfinite().all()) for tensor in tensors)
