@@ -104,8 +104,9 @@ def test_a_list_is_its_tensors_one_by_one(both_kernels):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("apart", [False, True], ids=["at home", "apart"])
 @pytest.mark.parametrize("optional", [(False, False), (True, False), (False, True), (True, True)])
-def test_cut_into_pieces_it_is_the_algorithm(monkeypatch, optional, layout):
+def test_cut_into_pieces_it_is_the_algorithm(monkeypatch, optional, apart, layout):
     """Pieces that end inside tensors, and tensors that end inside pieces."""
     monkeypatch.setattr(update, "FEW", 0)
     monkeypatch.setattr(update, "TOGETHER", 100)
@@ -116,8 +117,11 @@ def test_cut_into_pieces_it_is_the_algorithm(monkeypatch, optional, layout):
     ]
     rows = [[t.clone(memory_format=layout) for t in row] for row in zip(*alone, strict=True)]
     priors, prior_means = rows[5] if optional[0] else 0.3, rows[6] if optional[1] else None
+    origins = [mean.clone() for mean in rows[0]] if apart else None
+    for mean in rows[0] if apart else ():
+        mean.fill_(torch.nan)  # what stands where the mean will be must not matter
     with forced("off"):
-        update.vogn_all_(*rows[:5], priors, prior_means, update.Settings(**SETTINGS))
+        update.vogn_all_(*rows[:5], priors, prior_means, update.Settings(**SETTINGS), origins)
     for k in range(3):
         for found, wanted in zip(rows[k], (each[k] for each in expected), strict=True):
             torch.testing.assert_close(found, wanted)
