@@ -108,6 +108,20 @@ def test_little_lies_ready(monkeypatch):
     assert all(len(supply._noises) == 5 for supply in supplies)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 2049, 40_001, 100_003, generators.BLOCK + 70_001])
+def test_the_number_of_threads_changes_nothing(monkeypatch, size, dtype):
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            monkeypatch.setattr(generators, "_own", generators._Own())  # or the first would lie ready for all
+            results.append(drawn(size, 3, dtype))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
 def test_python_threads_do_not_meet():
     expected = [drawn(50_000, stream, seed=seed) for seed in range(4) for stream in range(5)]
     with ThreadPoolExecutor(4) as pool:

@@ -100,12 +100,16 @@ def numels(row: Row) -> list[int]:
 
 def aligned(*rows: Row) -> bool:
     """Whether the elements of each parameter's tensors lie in the same order, without gaps."""
-    if all(tensor.is_contiguous() for row in rows for tensor in row):
+    if all(_contiguous(row) for row in rows):
         return True
     return all(
         is_dense(group[0]) and all(in_order_of(t, group[0]) for t in group)
         for group in zip(*rows, strict=True)
     )
+
+
+def _contiguous(row: Row) -> bool:
+    return row.seen.contiguous if isinstance(row, Steady) else all(tensor.is_contiguous() for tensor in row)
 
 
 def is_dense(tensor: Tensor) -> bool:
