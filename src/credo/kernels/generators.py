@@ -1,4 +1,4 @@
-"""Gaussian noise for training without the C++ kernels: other numbers than `philox` has, at a tenth of its price.
+"""Gaussian noise for training without the C++ kernels: other numbers than `philox` has, at a fifth of its price.
 
 The tensors that are drawn together are a row, one after the other. It is cut into blocks, and each has a generator of
 its own, numpy's SFC64, whose whole state is a hash of (seed, stream, index, block). From its bits torch makes pairs of

@@ -25,7 +25,6 @@ from torch.autograd.graph import increment_version
 from credo.errors import InvalidValue
 from credo.kernels import generators, lists, philox
 from credo.kernels.lists import Row, Steady
-from credo.kernels.scratch import scratch
 from credo.kernels.standing import Standing
 
 WINDOW = 2048  # tiles that the twin draws at once: its intermediate tensors stay in the cache
@@ -183,12 +182,10 @@ def _pieces(draws: Iterator[Draw]) -> Iterator[generators.Block]:
 
 
 def _add_noise(rows: Sequence[list[Tensor]], noises: generators.Noise, scale: float, shift: float) -> None:
-    """To pieces of the weights, by their widths; these side by side, because many small calls take longer than one."""
+    """To pieces of the weights, by their widths."""
     weights, curvatures, *shifts = rows
-    sizes = [noise.numel() for noise in noises]
-    precisions = torch.cat(curvatures, out=scratch("precisions", (sum(sizes),), noises[0]))
-    precisions += torch.cat(shifts[0]) if shifts else shift
-    roots = precisions.sqrt_().split_with_sizes(sizes)
+    roots = torch._foreach_add(curvatures, shifts[0] if shifts else shift)
+    torch._foreach_sqrt_(roots)
     torch._foreach_addcdiv_(weights, noises, roots, math.sqrt(scale))
 
 
