@@ -14,7 +14,7 @@ from torch import Tensor
 
 from credo.kernels import unfolding
 from credo.kernels.convolution_pairs import multiplications, paired_sums
-from credo.kernels.scratch import lend, scratch
+from credo.kernels.scratch import LIMIT, lend, scratch
 from credo.kernels.unfolding import (
     Geometry,
     accumulators,
@@ -27,7 +27,7 @@ from credo.kernels.unfolding import (
 
 TILE = 1 << 19  # bytes of rᵢ at a time, for each thread: three of these fit the L2 cache
 LARGE_TILE = 4 << 20  # on an accelerator, where few large calls are better than many small ones
-SUMS = 4 << 20  # bytes of Σᵢrᵢ, and of Σᵢrᵢ², at a time
+SUMS = LIMIT // 4  # bytes of Σᵢrᵢ, and of Σᵢrᵢ², at a time: twice so many are kept as scratch
 SMALL = 1 << 18  # bytes of rᵢ of which several always fit a tile
 PASSES = 24  # multiplications that cost what a tile moves through the cache for one element of one rᵢ
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from credo.kernels.lists import Piece, blocks
 
-BLOCK = 1 << 18  # elements: what is made of them on the way about fits the L2 caches of two cores
+BLOCK = 1 << 19  # elements: of fewer, starting threads for every operation would take a good part of the time
 AHEAD = 1 << 19  # elements that are drawn at once for a row of one block, under following streams
 ROWS = 8  # of which noise may lie ready
 _BITS = {torch.float32: (torch.int32, torch.int16), torch.float64: (torch.int64, torch.int32)}  # of u, of θ
