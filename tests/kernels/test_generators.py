@@ -93,7 +93,7 @@ def test_only_streams_that_follow_each_other_are_drawn_ahead(monkeypatch):
         return normals(pieces, keys, dtype)
 
     monkeypatch.setattr(generators, "normals", counted)
-    for stream in [10, 20, 30, 31, 32, 35, 36, 2**64 - 2, 2**64 - 1]:
+    for stream in [0, 20, 30, 31, 32, 35, 36, 2**64 - 2, 2**64 - 1]:
         drawn(1001, stream)
     assert numbers == [1, 1, 1, 5, 5, 1, 1]
 
@@ -120,6 +120,13 @@ def test_the_number_of_threads_changes_nothing(monkeypatch, size, dtype):
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_another_default_device_does_not_matter():
+    with torch.device("meta"):
+        elsewhere = drawn(1001, 3)
+    assert elsewhere.is_cpu
+    assert torch.equal(elsewhere, drawn(1001, 3))
 
 
 def test_python_threads_do_not_meet():

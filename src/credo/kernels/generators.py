@@ -60,7 +60,7 @@ class Supply:
         self._pieces, self._seed, self._index, self._dtype = pieces, seed, index, dtype
         self._together = max(1, AHEAD // sum(piece.size for piece in pieces))
         self._noises: dict[int, Noise] = {}  # by their streams
-        self._last = -1
+        self._last = -2  # so that no stream follows it
 
     def noise(self, stream: int) -> Noise:
         if stream not in self._noises:
@@ -95,7 +95,7 @@ def normals(pieces: Sequence[Piece], keys: Sequence[bytes], dtype: torch.dtype) 
     """Standard normals for pieces that lie side by side, for each key its own."""
     sizes = [piece.size for piece in pieces]
     pairs = -(-sum(sizes) // 8) * 4  # whole words of 64 bits
-    both, of_u = torch.empty((len(keys), 2, pairs), dtype=dtype), pairs * dtype.itemsize
+    both, of_u = torch.empty((len(keys), 2, pairs), dtype=dtype, device="cpu"), pairs * dtype.itemsize
     for own, key in zip(both, keys, strict=True):
         bits = random_bytes(of_u * 3 // 2, key)
         own[0].copy_(bits[:of_u].view(_BITS[dtype][0]))
