@@ -56,6 +56,12 @@ def backward_outside(model, optimizer):
     loss.backward()
 
 
+def gradient_added_to_a_leftover(model, optimizer):
+    F.cross_entropy(model(X), Y).backward()  # into the gradient that the last step has left
+    with optimizer.sampled():
+        F.cross_entropy(model(X), Y).backward()
+
+
 def gradient_from_elsewhere(model, optimizer):
     optimizer.zero_grad()
     F.cross_entropy(model(X), Y).backward()
@@ -89,6 +95,7 @@ MISUSES = {
     copy_inside: "cannot copy inside",
     backward_outside: "inside the block",
     gradient_from_elsewhere: "outside a sampled",
+    gradient_added_to_a_leftover: "outside a sampled",
     forward_outside: "inside the block",
     without_grad: "switched off",
     in_inference_mode: "switched off",

@@ -16,9 +16,9 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(X.shape[1], 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-def stepped(times: int) -> tuple[nn.Sequential, credo.VOGN]:
+def stepped(times: int, **options: int) -> tuple[nn.Sequential, credo.VOGN]:
     model = network()
-    optimizer = credo.VOGN(model, data_size=100, lr=0.01)
+    optimizer = credo.VOGN(model, data_size=100, lr=0.01, **options)
     for _ in range(times):
         step(model, optimizer)
     return model, optimizer
@@ -223,3 +223,40 @@ def test_a_bad_gradient_without_squares_refuses_the_step_too(together):
     optimizer.step()
     assert optimizer.counters["refused"] == 1
     assert all(torch.equal(one, other) for one, other in zip(before, everything(optimizer), strict=True))
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("name", ["curvature", "momentum"])
+def test_state_that_moves_amid_a_closure_is_updated_where_it_is(both_kernels, name, samples):
+    """The means are away then, in rooms that only the plan at the draw knew of."""
+    results = []
+    for moves in (False, True):
+        model, optimizer = stepped(3, mc_samples=samples)
+
+        def closure(model=model, optimizer=optimizer, moves=moves):
+            losses = F.cross_entropy(model(X), Y, reduction="none")
+            for p in model.parameters() if moves else ():
+                optimizer.state[p][name] = optimizer.state[p][name].clone()
+            return losses
+
+        for _ in range(2):
+            optimizer.step(closure)
+        results.append(everything(optimizer))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_a_group_whose_places_have_moved_draws_at_the_new_ones(both_kernels):
+    """Noise belongs to the place among all uncertain parameters, and the group before this one has shrunk."""
+    results = []
+    for forgets in (False, True):
+        model = network()
+        halves = [{"params": list(part.parameters())} for part in (model[0], model[2])]
+        optimizer = credo.VOGN(halves, data_size=100, lr=0.01)
+        for k in range(5):
+            if k == 3:
+                model[0].weight.requires_grad_(False)
+            if forgets:
+                optimizer._plans.clear()
+            step(model, optimizer)
+        results.append(everything(optimizer))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
