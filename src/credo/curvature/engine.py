@@ -73,7 +73,8 @@ class EngineCall(NamedTuple):
 
 
 def read_engine_call(func: Any, args: Any, kwargs: Any) -> EngineCall:
-    given = {**dict(zip(_NAMES[func], args, strict=False)), **kwargs}
+    given = dict(zip(_NAMES[func], args, strict=False))
+    given.update(kwargs)
     if func is torch.Tensor.backward:
         func = torch.autograd.backward
         given["tensors"], given["grad_tensors"] = given.pop("self"), given.pop("gradient", None)
