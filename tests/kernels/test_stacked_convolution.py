@@ -148,6 +148,10 @@ UNSUITABLE = {
     "two types": lambda x, w, b: (x.double(), w, b),
     "channels last": lambda x, w, b: (x.contiguous(memory_format=torch.channels_last), w, b),
     "weights with gaps": lambda x, w, b: (x, w.repeat(1, 2, 1, 1, 1)[:, ::2], b),
+    "biases of another type": lambda x, w, b: (x, w, b.double()),
+    "too few biases": lambda x, w, b: (x, w, b[:, 1:].contiguous()),
+    "more channels than the weights have": lambda x, w, b: (x.repeat(1, 2, 1, 1), w, b),
+    "fewer channels than the weights have": lambda x, w, b: (x[:, :2].contiguous(), w, b),
     "no examples": lambda x, w, b: (x[:0], w, b),
     "smaller than the kernel": lambda x, w, b: (x[..., :2].contiguous(), w, b),
     "three dimensions": lambda x, w, b: (x.unsqueeze(2), w.unsqueeze(3), b),
@@ -166,3 +170,9 @@ def test_what_it_is_not_for(change):
         stacked(*change(*tensors(CASES["unequal slices"], torch.float32)), CASES["unequal slices"].flat)
         is None
     )
+
+
+@pytest.mark.parametrize(("name", "value"), [("padding", (0, -1)), ("stride", (1, 0)), ("dilation", (0, 1))])
+def test_geometries_that_torch_refuses(name, value):
+    case = CASES["unequal slices"]
+    assert stacked(*tensors(case, torch.float32), case.flat._replace(**{name: value})) is None

@@ -75,7 +75,7 @@ class Stacked:
 def stacked(x: Tensor, weights: Tensor, biases: Tensor | None, at: Flat) -> Stacked | None:
     """How to do it for tensors like these; None where the kernel does not suit them."""
     alike = x.is_contiguous() and weights.is_contiguous() and x.dtype is weights.dtype
-    if not alike or not x.is_cpu or not (biases is None or biases.is_contiguous()):
+    if not alike or not x.is_cpu or not (biases is None or _suits(biases, weights)):
         return None
     return _prepared.get((x.shape, weights.shape, x.dtype, at), x, weights, at)
 
@@ -84,6 +84,9 @@ def _make(x: Tensor, weights: Tensor, at: Flat) -> Stacked | None:
     dims, wide = x.dim() - 2, x.dtype in (torch.float32, torch.float64)
     if dims not in (1, 2) or not wide or x.numel() == 0 or weights.numel() == 0:
         return None
+    impossible = min(at.padding) < 0 or min(*at.stride, *at.dilation) < 1
+    if impossible or x.shape[1] != weights.shape[2] * at.groups or weights.shape[1] % at.groups:
+        return None  # torch says what is wrong; the kernel would read beyond the weights
     rows, columns = _places(_pair(x.shape[2:]), _pair(weights.shape[3:]), at)
     if rows < 1 or columns < 1:
         return None
@@ -97,6 +100,11 @@ def _make(x: Tensor, weights: Tensor, at: Flat) -> Stacked | None:
 
 
 _prepared = Prepared(_make)
+
+
+def _suits(biases: Tensor, weights: Tensor) -> bool:
+    alike = biases.dtype is weights.dtype and biases.shape == weights.shape[:2]
+    return alike and biases.is_contiguous()
 
 
 def _pair(sizes: torch.Size) -> Pair:
