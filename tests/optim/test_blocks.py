@@ -1,7 +1,9 @@
 """The mean always comes back, randomness is private, and a step that is not finite is refused."""
 
 import gc
+import sys
 import weakref
+from itertools import count
 
 import pytest
 import torch
@@ -72,6 +74,66 @@ def test_an_interrupt_at_the_draw_itself_restores_the_mean(monkeypatch, after):
     with pytest.raises(KeyboardInterrupt):
         optimizer.step(lambda: F.cross_entropy(model(X), Y, reduction="none"))
     assert_unchanged(before, model, optimizer)
+
+
+class InterruptAt:
+    """Interrupts Python before one of the lines of a block's own functions that it comes to."""
+
+    functions = ("__enter__", "__exit__", "_run_in_turn", "_give_up")
+
+    def __init__(self, line: int):
+        self.left = line
+
+    def __enter__(self):
+        self.before = sys.gettrace()
+        sys.settrace(self.look)
+
+    def __exit__(self, *_):
+        sys.settrace(self.before)
+
+    def look(self, frame, event, _):
+        code = frame.f_code
+        if not code.co_filename.endswith(("optim/block.py", "optim/base.py")):
+            return None
+        if event == "line" and code.co_name in self.functions:
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self.look
+
+
+def test_an_interrupt_at_any_line_of_a_block_leaves_the_optimizer_usable():
+    for line in count(1):
+        model, optimizer = trained(mc_samples=2)
+        before = learned(model, optimizer)
+
+        def closure(model=model):
+            return F.cross_entropy(model(X), Y, reduction="none")
+
+        try:
+            with InterruptAt(line):
+                optimizer.step(closure)
+        except KeyboardInterrupt:
+            assert_unchanged(before, model, optimizer)
+            optimizer.state_dict()
+            optimizer.step(closure)
+        else:
+            break
+    assert line > 30
+
+
+def test_a_sample_that_cannot_be_taken_leaves_the_gradients_of_those_before():
+    model, optimizer = trained(mc_samples=2)
+    with optimizer.sampled():
+        F.cross_entropy(model(X), Y).backward()
+    before = [p.grad.clone() for p in model.parameters()]
+    kept, replaced = model[0], nn.Linear(model[0].in_features, model[0].out_features).to(X.dtype)
+    model[0] = replaced
+    with pytest.raises(CallOrderError, match="layer was replaced"), optimizer.sampled():
+        F.cross_entropy(model(X), Y).backward()
+    model[0] = kept
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), before, strict=True))
 
 
 @pytest.mark.parametrize("samples", [1, 3])

@@ -4,6 +4,7 @@ The module holds the mean, except inside a block, where it holds a sample. A blo
 else the method needs, at its sample; `step` turns what the blocks since the last step have collected into one update.
 """
 
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,6 +143,8 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
             return self._step(closure)
         finally:
             self._keeper.restore()
+            if self._inside == threading.get_ident():  # an interrupt as a block began or ended
+                self._inside = None
 
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
         loss = None if closure is None else self._run_share(closure)

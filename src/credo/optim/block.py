@@ -31,26 +31,25 @@ class Block(AbstractContextManager[Seen]):
                 p.grad = None
             self._sample = own._sample(self._parameters)
             self._seen = self._sample.__enter__()
+            return self._seen
         except BaseException:
             self._give_up()
             raise
-        return self._seen
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        own, seen, taken = self._optimizer, self._seen, False
         try:
             self._sample.__exit__(kind, error, trace)
-        except BaseException:
-            self._give_up()
-            raise
-        if kind is not None:
-            self._give_up()
-            return
-        own, seen = self._optimizer, self._seen
-        own._inside = None
-        own._gather(seen, self._parameters, self._before, self._scale)
-        if not own._warned:
+            if kind is None:
+                own._gather(seen, self._parameters, self._before, self._scale)
+                taken = True
+        finally:  # also after an interrupt: nobody else would open the optimiser again
+            own._inside = None
+            if not taken:
+                self._give_up()
+        if taken and not own._warned:
             own._warned = checks.warn_of_small_data(seen.examples, own.settings["data_size"])
 
     def _give_up(self) -> None:
