@@ -117,7 +117,30 @@ def variational(m: Tensors, x: Tensor) -> Tensor:
     return F.linear(x, weight, m.bias + m.gain.exp() * torch.ones_like(m.gain))
 
 
+def spectrum(x: Tensor) -> Tensor:
+    return torch.fft.fft(x)
+
+
+def parts(z: Tensor) -> Tensor:
+    return torch.view_as_real(z).flatten(1)
+
+
+def filtered(m: Tensors, x: Tensor) -> Tensor:
+    """A filter in the frequencies, as its complex gains and as the spectrum of a kernel."""
+    return torch.fft.ifft(spectrum(x) * torch.complex(m.gain, m.bias) * spectrum(m.slim[:, 0, 0])).real
+
+
 EXACT: dict[str, Program] = {
+    "product with a vector": lambda m, x: torch.mv(x, m.gain).unsqueeze(1),
+    "complex gains": filtered,
+    "complex product": lambda m, x: parts(spectrum(x) @ torch.complex(m.weight, m.spread)),
+    "complex layer": lambda m, x: parts(
+        F.linear(spectrum(x), torch.complex(m.weight, m.spread), torch.complex(m.gain, m.bias))
+    ),
+    "complex convolution": lambda m, x: parts(
+        F.conv1d(spectrum(images(x)), torch.complex(m.kernel, m.kernel.exp()))
+    ),
+    "complex quotient": lambda m, x: parts((spectrum(x) - m.gain) / torch.complex(m.bias, m.gain)),
     "turned by a buffer": lambda m, x: F.linear(x, m.weight @ m.known),
     "turned by a buffer, computed": lambda m, x: F.linear(x, (2 * m.known.T).exp() @ m.weight, m.bias),
     "masked by a tensor": lambda m, x: F.linear(x, m.weight * m.mask),

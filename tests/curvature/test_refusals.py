@@ -212,3 +212,14 @@ def test_squares_of_an_unknown_parameter():
         net(X).sum().backward()
     with pytest.raises(KeyError, match="did not reach"):
         stats.squares[torch.nn.Parameter(torch.ones(1))]
+
+
+def test_complex_parameters_have_no_squares():
+    net = linear()
+    net.gain = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(InvalidType, match=r"'gain' is complex.*view_as_complex"):
+        credo.capture(net)
+    net.gain.requires_grad_(False)
+    with credo.capture(net) as stats:
+        (net(X) * net.gain).abs().sum().backward()
+    assert net.weight in stats.squares

@@ -65,7 +65,7 @@ class Stacked(Contribution):
 
 def widen(tensor: Tensor) -> Tensor:
     """Half-precision numbers in float32: a square of 1e-5 is already zero in float16."""
-    return tensor if tensor.dtype in WIDE else tensor.float()
+    return tensor if tensor.dtype in WIDE or tensor.is_complex() else tensor.float()
 
 
 def chunks(examples: int, bytes_per_example: int) -> Iterator[tuple[int, int]]:

@@ -148,13 +148,14 @@ def _counts_a_parameter(node: Any, use: Use, in_any_shape: bool = True) -> bool:
         return False
     if isinstance(operation, Generic) and operation.equation:
         return _sums_into_a_parameter(operation.equation, use)
-    dims = len(_shape(node))
+    dims, sources = len(_shape(node)), list(filter(None, use.sources))
+    if operation.name in _PRODUCTS and (last := use.sources[-1]) is not None and last.tensor.dim() <= 2:
+        sources.remove(last)  # x @ W sums over its rows
     return any(
-        source is not None
-        and source.tensor.dim() >= dims
+        source.tensor.dim() >= dims
         and source.tensor.shape[0] == operation.lead
         and (in_any_shape or source.selects or dims <= 2)
-        for source in use.sources
+        for source in sources
     )
 
 

@@ -99,6 +99,7 @@ class Provenance:
         self.sources: dict[int, Source] = dict(sources)
         self.constants: dict[int, Any] = dict(constants)
         self._alive: dict[int, Any] = {}
+        self._complex = False  # whether any source is, which a parameter itself never is
         self._myself = weakref.ref(self)
 
     def touches(self, values: Iterable[Any]) -> bool:
@@ -126,6 +127,10 @@ class Provenance:
                 data = True
         return tuple(found), data
 
+    def complex_among(self, tensors: Iterable[Tensor | None]) -> bool:
+        """Whether a tensor is complex, as what was derived from parameters may be."""
+        return self._complex and any(tensor is not None and tensor.is_complex() for tensor in tensors)
+
     def constant(self, values: Iterable[Any]) -> bool:
         """Whether there are tensors among the arguments, and all of them are constant."""
         found = list(tensors_in(values))
@@ -151,6 +156,7 @@ class Provenance:
         roots = tuple({id(root): root for parent in parents for root in parent.roots}.values())
         selects = selects and len(parents) == 1 and parents[0].selects
         source = Source(result, roots, selects)
+        self._complex = self._complex or result.is_complex()
         public: Tensor = Derived.apply(source, *roots)  # type: ignore[no-untyped-call]
         self.sources[id(public)] = source
         self._forget_with(public, "sources")

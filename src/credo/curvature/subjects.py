@@ -28,6 +28,12 @@ class Subjects:
         self.constants = {id(constant): constant for constant in constants}
         for p in parameters:
             (self.watched if p.requires_grad else self.constants)[id(p)] = p
+        for key, p in self.watched.items():
+            if p.is_complex():
+                raise InvalidType(
+                    f"parameter {names().get(key)!r} is complex ({p.dtype}), and has no squared gradient. Keep its two "
+                    "parts in a real one, and use torch.view_as_complex of it."
+                )
         self.sources = {key: Source(p) for key, p in self.watched.items()}
 
 

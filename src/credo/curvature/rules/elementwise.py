@@ -58,6 +58,10 @@ class Elementwise(Operation):
         self.name, self._function, self._slopes = name, function, slopes
         self._values = (a, b)
         self.tensors = tuple(v if isinstance(v, Tensor) else None for v in (a, b))
+        if any(t is not None and t.is_complex() for t in self.tensors):
+            self.parameter_slots = (
+                frozenset()
+            )  # torch's own gradients, row by row: those by `slopes` are real
         self._shape: torch.Size = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
             *(t.shape for t in self.tensors if t is not None)
         )

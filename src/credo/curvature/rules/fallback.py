@@ -175,5 +175,5 @@ class RowByRow(Contribution):
 
 
 def _leaf(tensor: Tensor, shared: bool) -> Tensor:
-    leaf = tensor.detach()
-    return leaf.requires_grad_() if tensor.is_floating_point() and (shared or tensor.requires_grad) else leaf
+    leaf, differentiable = tensor.detach(), tensor.is_floating_point() or tensor.is_complex()
+    return leaf.requires_grad_() if differentiable and (shared or tensor.requires_grad) else leaf
