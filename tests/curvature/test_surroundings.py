@@ -109,6 +109,16 @@ def test_bfloat16_parameters_have_float32_squares():
     assert_squares(stats, net, expected, bar=0.1)
 
 
+def test_squares_of_a_view_in_half_precision_do_not_vanish():
+    """(1e-4)² is no number of float16."""
+    x = torch.full((2, 3), 1e-4, dtype=torch.float16)
+    weight = torch.nn.Parameter(torch.zeros(4, 3, dtype=torch.float16))
+    with credo.capture([weight], "sum") as stats:
+        (x @ weight.t()).float().sum().backward()
+    assert stats.squares[weight].dtype == torch.float32
+    assert relative_error(stats.squares[weight], 2 * x[0].float().square().expand(4, 3)) < 1e-3
+
+
 def test_channels_last():
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(True), nn.Conv2d(8, 4, 3, stride=2), nn.Flatten(), nn.Linear(16, 3)

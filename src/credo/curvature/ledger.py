@@ -63,7 +63,7 @@ class Ledger:
         for source, piece in zip(sources, pieces):  # noqa: B905  (as many by contract; asking takes a while)
             if piece is None or isinstance(piece, Tensor):
                 gradients.append(piece)
-            elif source is not None and source.selects and (key := source.key) in current.single:
+            elif source is not None and source.at_once and (key := source.key) in current.single:
                 if key in current.squared or key in current.deferred:
                     self._refuse_hidden_use(key)
                 current.squared.add(key)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.curvature.contribution import WIDE
+
 # Each element of the result is an element of the argument, none twice: squares pull back like gradients.
 SELECTIONS = frozenset(
     getattr(torch.Tensor, name)
@@ -35,7 +37,7 @@ SELECTIONS = frozenset(
 class Source:
     """A tensor that stands for parameters: a watched parameter itself, or one derived from some (its `roots`)."""
 
-    __slots__ = ("_roots", "is_parameter", "key", "selects", "tensor")
+    __slots__ = ("_roots", "at_once", "is_parameter", "key", "selects", "tensor")
 
     def __init__(self, tensor: Tensor, roots: tuple[Tensor, ...] = (), selects: bool = True):
         self.tensor = tensor  # for a derived tensor, the one with the private graph
@@ -43,6 +45,8 @@ class Source:
         self.is_parameter = not roots
         self.key = id(roots[0] if roots else tensor)
         self.selects = selects  # made from one parameter by selections only
+        # Whether squares pull back as such: through a graph in half precision small ones would become zero.
+        self.at_once = selects and (self.is_parameter or tensor.dtype in WIDE)
 
     @property
     def roots(self) -> tuple[Tensor, ...]:
