@@ -132,6 +132,13 @@ def filtered(m: Tensors, x: Tensor) -> Tensor:
 
 EXACT: dict[str, Program] = {
     "product with a vector": lambda m, x: torch.mv(x, m.gain).unsqueeze(1),
+    "product over a table": lambda m, x: torch.tensordot(x, m.kernel, 1),
+    "inner product": lambda m, x: torch.inner(x, m.weight),
+    "distances to prototypes": lambda m, x: torch.cdist(m.inner(x), m.weight),
+    "distances in each example": lambda m, x: torch.cdist(
+        m.inner(images(x).mT), F.linear(images(x).mT, m.weight)
+    ),
+    "solved for each example": lambda m, x: torch.linalg.solve(m.weight, x.unsqueeze(2)).squeeze(2),
     "complex gains": filtered,
     "complex product": lambda m, x: parts(spectrum(x) @ torch.complex(m.weight, m.spread)),
     "complex layer": lambda m, x: parts(
@@ -239,6 +246,21 @@ REFUSED: dict[str, tuple[Program, str]] = {
         lambda m, x: torch.bmm(x.expand(D, *x.shape), m.kernel).sum(0),
         "rows of the parameter in front",
     ),
+    "inner product, examples in columns": (lambda m, x: torch.inner(m.weight, x).T, "inner has rows of"),
+    "product over a table, examples in columns": (
+        lambda m, x: torch.tensordot(m.weight, x, ([1], [1])).T,
+        "tensordot has rows of the parameter in front",
+    ),
+    "several products, examples in columns": (
+        lambda m, x: torch.linalg.multi_dot([m.weight, m.known, x.T]).T,
+        "linalg_multi_dot has rows of",
+    ),
+    "solved, examples in columns": (
+        lambda m, x: torch.linalg.solve(m.weight, x.T).T,
+        "linalg_solve has rows",
+    ),
+    "distances, examples in columns": (lambda m, x: torch.cdist(m.weight, x).T, "cdist has rows of"),
+    "distances between examples": (lambda m, x: torch.cdist(m.inner(x), m.inner(x)), "CdistBackward0"),
     "examples compared": (lambda m, x: m.inner(x) @ m.inner(x).T, "compares examples"),
     "neighbours": (lambda m, x: m.turn[: len(x), : len(x)] @ m.inner(x), "MmBackward0"),
     "prediction against every target": (

@@ -83,3 +83,10 @@ def test_data_that_a_buffer_meets_by_name_are_no_constant():
         model(x).square().sum(1).mean().backward()
     assert stats.examples == M
     assert model.tensors.weight in stats.squares
+
+
+def test_distances_between_many_examples_are_refused_too():
+    """torch computes those of more than 25 rows by a product."""
+    model, x = build(lambda m, x: torch.cdist(m.inner(x), m.inner(x)), 30)
+    with pytest.raises(UnsupportedOperation, match="EuclideanDist"), credo.capture(model):
+        model(x).sum().backward()

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from credo.curvature.ledger import Ledger, Use
+from credo.curvature.provenance import Source
 from credo.curvature.rules import Generic
 from credo.curvature.rules.elementwise import Elementwise
 from credo.curvature.watched import Watched
@@ -30,6 +31,8 @@ _WEIGHTS = {
     "AddmmBackward0": (2,),
     "AddmvBackward0": (2,),
     "BaddbmmBackward0": (2,),
+    "CdistBackward0": (1,),
+    "EuclideanDistBackward0": (1,),
     "LinearBackward0": (1, 2),
     "ConvolutionBackward0": (1, 2),
     "NativeLayerNormBackward0": (1, 2),
@@ -39,6 +42,7 @@ _WEIGHTS = {
     "PreluKernelBackward0": (1,),
     "EmbeddingBackward0": (0,),
 }
+_IN_BATCHES = ("BmmBackward0", "BaddbmmBackward0", "CdistBackward0", "EuclideanDistBackward0")
 # … → which of their arguments may be repeated to the shape of the result.
 _REPEATS = dict.fromkeys(("AddmmBackward0", "BaddbmmBackward0", "ExpandBackward0", "RepeatBackward0"), (0,))
 _ARITHMETIC = {
@@ -62,12 +66,18 @@ _STATISTICS = (
     "AmaxBackward0",
 )
 _PRODUCTS = ("matmul", "__matmul__", "mm", "mv", "addmm", "bmm", "baddbmm", "einsum")
+# The result has the rows of the first argument, whatever the others are.
+_ROWS_OF_THE_FIRST = (
+    *("inner", "tensordot", "chain_matmul", "linalg_multi_dot", "cdist"),
+    *("linalg_solve", "linalg_solve_triangular"),
+)
 
 
 def look_at(node: Any, ledger: Ledger) -> None:
     """Refuses a node of the graph, of one of the types in `LOOKED_AT`, that uses rows as no examples can be used."""
     name = type(node).__name__
-    if name in _WEIGHTS and not (name.startswith(("Bmm", "Baddbmm")) and _shape(node)[0] > 1):
+    batched = name in _IN_BATCHES and len(_shape(node)) > 2 and _shape(node)[0] > 1
+    if name in _WEIGHTS and not batched:
         _look_at_weights(node, _WEIGHTS[name], ledger)
     if name in _BROADCASTS:
         _look_at_broadcasts(node, _BROADCASTS[name], ledger)
@@ -77,7 +87,8 @@ def look_at_use(node: Any, use: Use) -> None:
     """Refuses a watched node whose rows are a parameter's, or in which such rows stand where a parameter should."""
     operation = use.operation
     if isinstance(operation, Generic):
-        if operation.name in _PRODUCTS and _counts_a_parameter(node, use, in_any_shape=False):
+        known = operation.name in _PRODUCTS or operation.name in _ROWS_OF_THE_FIRST
+        if known and _counts_a_parameter(node, use, in_any_shape=False):
             _refuse(use, f"{operation.name} has rows of the parameter in front, where the examples should be")
     elif not isinstance(operation, Elementwise):
         unknown = [k for k in operation.parameter_slots if use.sources[k] is None]
@@ -148,15 +159,23 @@ def _counts_a_parameter(node: Any, use: Use, in_any_shape: bool = True) -> bool:
         return False
     if isinstance(operation, Generic) and operation.equation:
         return _sums_into_a_parameter(operation.equation, use)
-    dims, sources = len(_shape(node)), list(filter(None, use.sources))
-    if operation.name in _PRODUCTS and (last := use.sources[-1]) is not None and last.tensor.dim() <= 2:
-        sources.remove(last)  # x @ W sums over its rows
+    dims = len(_shape(node))
     return any(
         source.tensor.dim() >= dims
         and source.tensor.shape[0] == operation.lead
         and (in_any_shape or source.selects or dims <= 2)
-        for source in sources
+        for source in _in_front(use)
     )
+
+
+def _in_front(use: Use) -> list[Source]:
+    """The parameters whose rows the result may have in front."""
+    name, sources, last = use.operation.name, use.sources, use.sources[-1]
+    if name in _ROWS_OF_THE_FIRST:
+        sources = sources[:1]
+    elif name in _PRODUCTS and last is not None and last.tensor.dim() <= 2:
+        sources = sources[:-1]  # x @ W sums over the rows of W
+    return [source for source in sources if source is not None]
 
 
 def _sums_into_a_parameter(equation: str, use: Use) -> bool:
