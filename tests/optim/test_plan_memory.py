@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import credo
+from credo.errors import CallOrderError
 from tests.optim.test_plan import network, step, stepped
 from tests.optim.trained import X, Y
 
@@ -116,3 +117,36 @@ def test_other_parameters_are_watched_from_the_next_step_on():
     step(model, optimizer)
     assert id(model[0].bias) not in optimizer._plans.subjects.watched
     assert id(model[0].weight) in optimizer._plans.subjects.watched
+
+
+def grow_the_weight(weight: nn.Parameter, optimizer: credo.VOGN) -> None:
+    weight.data, weight.grad = torch.zeros(2, 400), None
+
+
+def shrink_its_state(weight: nn.Parameter, optimizer: credo.VOGN) -> None:
+    optimizer.state[weight]["curvature"] = torch.ones(1)
+
+
+@pytest.mark.parametrize("change", [grow_the_weight, shrink_its_state])
+def test_a_state_of_another_size_is_refused(change):
+    """A kernel would write beyond it."""
+    weight = nn.Parameter(torch.ones(2, 4))
+    optimizer = credo.VOGN([("weight", weight)], data_size=10)
+    for _ in range(2):
+        optimizer.step(lambda: torch.ones(5, 2) @ weight[:, 0])
+    change(weight, optimizer)
+    mean = weight.detach().clone()
+    with pytest.raises(CallOrderError, match=r"'weight' has shape .* was replaced"):
+        optimizer.step(lambda: torch.ones(5, 2) @ weight[:, 0])
+    assert torch.equal(weight, mean)
+
+
+def test_a_weight_that_grows_before_its_first_step_is_refused():
+    weight = nn.Parameter(torch.ones(2, 4))
+    optimizer = credo.VOGN([("weight", weight)], data_size=10)
+    with optimizer.sampled():
+        (torch.ones(5, 2) @ weight[:, 0]).mean().backward()
+    weight.data = torch.zeros(2, 400)
+    with pytest.raises(CallOrderError, match="squares"):
+        optimizer.step()
+    assert not optimizer.state[weight]

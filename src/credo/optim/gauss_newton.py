@@ -27,7 +27,7 @@ from credo.optim.beliefs import Belief
 from credo.optim.defaults import rate_and_damping
 from credo.optim.diagnostics import Part, part_of
 from credo.optim.gathering import Gathered, GatheredSquares
-from credo.optim.plan import Plan, Ready, ready_rows
+from credo.optim.plan import Plan, Ready, ready_rows, refuse_other_sizes
 from credo.optim.priors import take_prior
 from credo.optim.shards import WIDTHS, whole
 from credo.optim.squares import SquaresOptimizer
@@ -181,7 +181,8 @@ class GaussNewton(SquaresOptimizer):
         if known is None or not known.fits(group, self.state):
             for p in group["params"]:
                 if p.requires_grad:
-                    self._moved_state(group, p)
+                    own = self._moved_state(group, p)
+                    refuse_other_sizes(group, p, {} if self._shards.sharded else own)
             known = Plan(group, self.state)
             self._plans.forget_all_but(self.param_groups)
             if known.keeps and not self._shards.sharded:  # sharded, whole states are there for a moment only

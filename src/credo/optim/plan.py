@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from credo.curvature.contribution import widen
 from credo.curvature.subjects import Subjects, buffers_of
+from credo.errors import CallOrderError
 from credo.kernels.lists import Steady
 from credo.kernels.noise import Sampler
 from credo.kernels.update import Updater
@@ -101,6 +102,16 @@ def _look(p: Tensor, s: Tensor | None, m: Tensor | None) -> tuple[object, ...]:
     )
 
 
+def refuse_other_sizes(group: Mapping[str, Any], p: Tensor, known: Mapping[str, Tensor]) -> None:
+    """Kernels go by the parameter's size, and would write beyond what is smaller."""
+    for name, tensor in known.items():
+        if tensor.numel() != p.numel():
+            raise CallOrderError(
+                f"parameter {parameter_names([group])[id(p)]!r} has shape {tuple(p.shape)}, but its {name} has shape "
+                f"{tuple(tensor.shape)}: one of them was replaced. Construct the optimiser after changing the model."
+            )
+
+
 @final
 class Plans(dict[int, Plan]):
     """By the group's id; and whom the last block watched, who may well be the same in the next."""
@@ -140,6 +151,8 @@ class Ready(NamedTuple):
 
     def begin(self, unit: float) -> None:
         """State for a parameter at its first gradient: m₀ = 0, s₀ the first squares, unless it is given."""
+        for p, squares in zip(self.parameters, self.squares, strict=True):
+            refuse_other_sizes(self.group, p, {"squares": squares})
         for p, own, squares in zip(self.parameters, self.states, self.squares, strict=True):
             if "momentum" not in own:
                 own["momentum"] = torch.zeros_like(widen(p.detach()))
