@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from credo.errors import InvalidValue
-from credo.kernels import forced, generators, noise, philox
+from credo.kernels import forced, generators, lists, noise, philox
 from credo.kernels.native import available, integers, symbol
 
 DTYPES = [torch.float32, torch.float64]
@@ -148,7 +148,7 @@ def test_a_draw_puts_the_means_by(both_kernels, dtype, shifted, strided):
     ones, key = [torch.ones_like(mean) for mean in means], (SEED, STREAM, [4, 0, 1, 2, 3])
     plain, kept = (
         [mean.clone() for mean in means],
-        noise.Kept([torch.full_like(mean, torch.nan) for mean in means]),
+        lists.Kept([torch.full_like(mean, torch.nan) for mean in means]),
     )
     drawn = [mean.clone() for mean in means]
     noise.sample_all_(plain, ones, 0.1, shift, *key)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from credo.kernels import forced, noise, update
-from credo.kernels.lists import Steady
+from credo.kernels.lists import Kept, Steady
 
 SHAPES = [(5,), (64,), (1, 1), (130, 3), (70, 50)]
 SETTINGS = update.Settings(0.05, 0.9, 0.2, 0.01, 0.5, 0.125)
@@ -43,7 +43,11 @@ def test_an_updater_is_the_update_with_gradients_that_change(both_kernels, dtype
                 mean.fill_(torch.nan)  # what stands where the mean will be does not matter
         gradients, squares = row(10 + step, dtype), row(20 + step, dtype, positive=True)
         versions = [t._version for own in kept for t in own]
-        assert updater(gradients, squares, 0.3, SETTINGS)
+        origins = None if rooms is None else Kept(rooms)
+        if origins is not None:
+            origins.done.value = 1
+        assert updater(gradients, squares, 0.3, SETTINGS, origins)
+        assert origins is None or origins.done.value == 0
         assert update.vogn_all_(*plain, gradients, squares, 0.3, None, SETTINGS)
         assert all(same(one, other) for one, other in zip(kept, plain, strict=True))
         changed = [t._version for own in kept for t in own]
@@ -73,6 +77,27 @@ def test_gradients_that_the_kernel_cannot_take_as_they_are(both_kernels, what):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("which", ["gradients", "squares"])
+def test_rows_of_other_sizes_are_not_read_beyond_their_end(both_kernels, which):
+    kept, before = learned(torch.float32), learned(torch.float32)
+    given = {"gradients": list(row(3, torch.float32)), "squares": list(row(4, torch.float32, positive=True))}
+    given[which][-1] = given[which][-1][:-1].clone()
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        update.Updater(*kept, None)(*given.values(), 0.3, SETTINGS)
+    assert same(kept[0], before[0])
+
+
+def test_a_failed_check_leaves_the_means_away(both_kernels):
+    kept = learned(torch.float32)
+    rooms, gradients = copied(kept[0]), row(3, torch.float32)
+    gradients[0][0] = torch.nan
+    origins = Kept(rooms)
+    origins.done.value = 1
+    updater = update.Updater(*kept, rooms)
+    assert not updater(gradients, row(4, torch.float32, positive=True), 0.3, SETTINGS, origins, check=True)
+    assert origins.done.value == 1
+
+
 def drawn(weights: list[torch.Tensor], curvatures: list[torch.Tensor], stream: int) -> list[torch.Tensor]:
     own = copied(weights)
     noise.sample_all_(own, curvatures, 0.1, 0.5, 7, stream, range(3, 3 + len(own)))
@@ -92,7 +117,7 @@ def test_a_sampler_is_the_draw_of_every_stream(both_kernels, dtype, strided):
     for stream in (0, 1, 1 << 48):
         for room in rooms:
             room.fill_(torch.nan)
-        kept = noise.Kept(rooms)
+        kept = Kept(rooms)
         sampler(0.1, 0.5, 7, stream, kept)
         assert kept.done.value == 1
         assert same(rooms, means)
@@ -112,7 +137,7 @@ def test_rows_of_a_sampler_that_do_not_lie_alike(both_kernels, odd):
         rooms = Steady([t.t().contiguous().t() for t in rooms])
     else:
         curvatures = Steady([t.double() for t in curvatures])
-    noise.Sampler(weights, curvatures, range(3, 3 + len(weights)), rooms)(0.1, 0.5, 7, 5, noise.Kept(rooms))
+    noise.Sampler(weights, curvatures, range(3, 3 + len(weights)), rooms)(0.1, 0.5, 7, 5, Kept(rooms))
     assert same(rooms, means)
     assert same(weights, drawn(means, curvatures, 5))
 
@@ -128,10 +153,10 @@ def test_other_kernels_may_be_asked_for_between_two_calls():
             weight.copy_(mean)
         if choice == "off":
             with forced("off"):
-                sampler(0.1, 0.5, 7, 5, noise.Kept(rooms))
+                sampler(0.1, 0.5, 7, 5, Kept(rooms))
                 expected.append(drawn(means, curvatures, 5))
         else:
-            sampler(0.1, 0.5, 7, 5, noise.Kept(rooms))
+            sampler(0.1, 0.5, 7, 5, Kept(rooms))
             expected.append(drawn(means, curvatures, 5))
         found.append(copied(weights))
     assert all(same(one, other) for one, other in zip(found, expected, strict=True))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from credo.kernels import forced, update
+from credo.kernels.lists import Kept
 from credo.kernels.native import available
 
 SETTINGS = {
@@ -23,6 +24,13 @@ def operands(shape: tuple[int, ...], dtype=torch.float64, seed: int = 0) -> list
     signed = [torch.randn(shape, dtype=dtype, generator=generator) for _ in range(4)]
     positive = [torch.rand(shape, dtype=dtype, generator=generator) for _ in range(3)]
     return [signed[0], signed[1], positive[0], signed[2], positive[1], positive[2], signed[3]]
+
+
+def away(origins: list[torch.Tensor]) -> Kept:
+    """As a draw leaves them."""
+    kept = Kept(origins)
+    kept.done.value = 1
+    return kept
 
 
 def algorithm(mu, m, s, gradient, squares, prior, prior_mean):
@@ -58,7 +66,9 @@ def test_means_that_are_kept_elsewhere_are_the_same_update(both_kernels, dtype):
     )  # what stands where the mean will be must not matter
     before = origins[0].clone()
     update.vogn_all_(*at_home, update.Settings(**SETTINGS))
-    update.vogn_all_(*apart, update.Settings(**SETTINGS), origins)
+    kept = away(origins)
+    update.vogn_all_(*apart, update.Settings(**SETTINGS), kept)
+    assert kept.done.value == 0
     for one, other in zip(at_home, apart, strict=True):
         assert torch.equal(one[0], other[0])
     assert torch.equal(origins[0], before)
@@ -121,7 +131,9 @@ def test_cut_into_pieces_it_is_the_algorithm(monkeypatch, optional, apart, layou
     for mean in rows[0] if apart else ():
         mean.fill_(torch.nan)  # what stands where the mean will be must not matter
     with forced("off"):
-        update.vogn_all_(*rows[:5], priors, prior_means, update.Settings(**SETTINGS), origins)
+        update.vogn_all_(
+            *rows[:5], priors, prior_means, update.Settings(**SETTINGS), origins and away(origins)
+        )
     for k in range(3):
         for found, wanted in zip(rows[k], (each[k] for each in expected), strict=True):
             torch.testing.assert_close(found, wanted)

@@ -12,7 +12,7 @@ from torch import nn
 
 import credo
 from credo.errors import CallOrderError, NonFiniteError
-from credo.kernels import noise
+from credo.kernels import noise, update
 from tests.optim.replay import snapshot
 from tests.optim.trained import X, Y, assert_unchanged, learned, trained
 
@@ -282,3 +282,28 @@ def test_steps_leave_nothing_to_the_garbage_collector(method):
         assert weakref.getweakrefcount(model[1].num_batches_tracked) <= 1
     finally:
         gc.enable()
+
+
+@pytest.mark.skipif(
+    not credo.kernels.status().enabled, reason="the twin is many calls, any of which may be the last"
+)
+def test_an_interrupt_right_after_the_update_leaves_all_of_it(monkeypatch):
+    """Not the new curvature and momentum beside the old mean."""
+    results = []
+    for interrupted in (False, True):
+        model, optimizer = trained()
+        if interrupted:
+            monkeypatch.setattr(update, "increment_version", raise_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step(lambda model=model: F.cross_entropy(model(X), Y, reduction="none"))
+        else:
+            optimizer.step(lambda model=model: F.cross_entropy(model(X), Y, reduction="none"))
+        results.append(
+            [p.detach().clone() for p in model.parameters()]
+            + [optimizer.state[p][name] for p in model.parameters() for name in ("momentum", "curvature")]
+        )
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -44,6 +44,17 @@ class Steady(list[Tensor]):
         return [flat(tensor.detach()) for tensor in self]
 
 
+class Kept:
+    """Where a draw puts the means by, and whether they are there (`done`): kernels say so themselves.
+
+    An interrupt may come before the caller could note it.
+    """
+
+    def __init__(self, places: Row):
+        self.places = places
+        self.done = ctypes.c_int64(0)
+
+
 class Look(NamedTuple):
     """What a kernel wants to know of a row."""
 
@@ -67,11 +78,12 @@ def _walk(row: Row) -> Look:
     return Look(dtype, contiguous, pack(f"{len(pointers)}P", *pointers))
 
 
-def call(name: str, *rows: Row | None) -> Call | None:
+def call(name: str, *rows: Row | None, stacked: bool = False) -> Call | None:
     """How to call a kernel for these tensors; None where a twin must do it. A row that is None has null pointers.
 
     A kernel wants all of them on the CPU and of one type, and the elements of each parameter's tensors in the same
-    order without gaps.
+    order without gaps. It goes by the sizes of the first row, which those of the others must have: unless `stacked`,
+    where the caller knows how many of the one there are for each of the other.
     """
     first = rows[0]
     if not first or (function := function_for(name, (seen := _look(first)).dtype)) is None:
@@ -79,7 +91,7 @@ def call(name: str, *rows: Row | None) -> Call | None:
     nulls, looks = Look(seen.dtype, True, bytes(8 * len(first))), [seen]
     for row in rows[1:]:
         look = nulls if row is None else seen if row is first else _look(row)
-        if look.dtype is not seen.dtype:
+        if look.dtype is not seen.dtype or not (stacked or row is None or numels(row) == numels(first)):
             return None
         looks.append(look)
     if not all(look.contiguous for look in looks) and not aligned(*[row for row in rows if row is not None]):

@@ -24,7 +24,7 @@ from torch.autograd.graph import increment_version
 
 from credo.errors import InvalidValue
 from credo.kernels import generators, lists, philox
-from credo.kernels.lists import Row, Steady
+from credo.kernels.lists import Kept, Row, Steady
 from credo.kernels.standing import Standing
 
 WINDOW = 2048  # tiles that the twin draws at once: its intermediate tensors stay in the cache
@@ -32,14 +32,6 @@ LARGEST = 1 << 33  # elements: 2³² blocks of a stream have numbers for so many
 
 
 Draw = tuple[int, int, int, Tensor]  # tensor, begin, end: noise for its elements [begin, end)
-
-
-class Kept:
-    """Where a draw puts the means by, and whether it has: an interrupt may come before the caller can note it."""
-
-    def __init__(self, places: Row):
-        self.places = places
-        self.done = c_int64(0)
 
 
 def normal_(out: Tensor, seed: int, stream: int, index: int = 0, start: int = 0) -> None:

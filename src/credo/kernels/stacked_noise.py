@@ -31,7 +31,7 @@ def sample_stacks_(
     number, shifts = (float(shift), None) if isinstance(shift, float | int) else (0.0, shift)
     rows = [stacks, means, curvatures, shifts]
     contiguous = all(tensor.is_contiguous() for row in rows for tensor in row or ())
-    call = lists.call("sample_stacks", *rows) if contiguous else None
+    call = lists.call("sample_stacks", *rows, stacked=True) if contiguous else None
     samples = len(stacks[0]) if stacks else 0
     if call is None:
         for k in range(samples):
@@ -50,7 +50,7 @@ def sample_rows_(stacks: Row, means: Row, variances: Row, seeds: Sequence[int]) 
     """stacks[s] ← mean + ε·√variance, ε of all tensors, one after the other, one row of `noise.normal_` at seeds[s]."""
     sizes = [mean.numel() for mean in means]
     starts = [0, *accumulate(sizes)][:-1]
-    call = lists.call("sample_rows", stacks, means, variances)
+    call = lists.call("sample_rows", stacks, means, variances, stacked=True)
     if call is not None and all(t.is_contiguous() for row in (stacks, means, variances) for t in row):
         layout, threads = lists.whole_numbers(*sizes, *starts), c_int64(torch.get_num_threads())
         call.kernel(call.addresses, layout, call.length, integers(*seeds), c_int64(len(seeds)), threads)

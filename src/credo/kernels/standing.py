@@ -18,9 +18,12 @@ class Standing:
     def __init__(self, name: str, before: Sequence[Steady | None], after: Sequence[Steady | None] = ()):
         first, rows = before[0], [row for row in (*before, *after) if row is not None]
         assert first is not None
-        self._name, self._count, self._sizes = name, len(first), first.sizes
+        self._name, self._count, self._sizes, self._numels = name, len(first), first.sizes, first.numels
         self._dtype = first.seen.dtype
-        self._suits = all(row.seen.dtype is self._dtype and row.seen.contiguous for row in rows)
+        self._suits = all(
+            row.seen.dtype is self._dtype and row.seen.contiguous and row.numels == first.numels
+            for row in rows
+        )
         self._before, self._after = (self._addresses(row) for row in (before, after))
         self._length = c_int64(self._count)
         self._asked: object = _UNASKED
@@ -35,6 +38,8 @@ class Standing:
             return None
         dtype, pointers = self._dtype, []
         for row in fresh:
+            if [tensor.numel() for tensor in row] != self._numels:
+                return None
             for tensor in row:
                 if tensor.dtype is not dtype or not tensor.is_contiguous() or not tensor.is_cpu:
                     return None

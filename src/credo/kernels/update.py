@@ -1,7 +1,7 @@
 """VOGN's update in one pass over the parameters, and the check that comes before it."""
 
 from collections.abc import Iterator, Sequence
-from ctypes import c_int64
+from ctypes import byref, c_int64
 from math import isfinite
 from typing import NamedTuple, final
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from credo.kernels import lists
-from credo.kernels.lists import Row, Steady
+from credo.kernels.lists import Kept, Row, Steady
 from credo.kernels.standing import Standing
 
 TOGETHER = (
@@ -63,28 +63,31 @@ def vogn_all_(
     prior: float | Row,
     prior_means: Row | None,
     settings: Settings,
-    origins: Row | None = None,
+    origins: Kept | None = None,
     check: bool = False,
 ) -> bool:
     """`vogn_` for many tensors in one call; `prior` is one number, or a tensor for each.
 
-    `origins`: where the means are before the update, unless they are in `means`. With `check` nothing changes unless
-    all gradients and squares are finite, which is what is returned.
+    `origins`: where the means are before the update, unless they are in `means`; after it they are not there any more.
+    With `check` nothing changes unless all gradients and squares are finite, which is what is returned.
     """
     number, priors = (float(prior), None) if isinstance(prior, float | int) else (0.0, prior)
     rows = [means, momenta, curvatures, gradients, squares]
-    if call := lists.call("vogn", *rows, priors, prior_means, origins):
-        return _run(call, settings, number, check, [*means, *momenta, *curvatures])
+    places = None if origins is None else origins.places
+    if call := lists.call("vogn", *rows, priors, prior_means, places):
+        return _run(call, settings, number, check, origins, [*means, *momenta, *curvatures])
     with torch.no_grad():
         if check and not _all_finite_twin([*gradients, *squares]):
             return False
-        optional = [row for row in (origins, priors, prior_means) if row is not None]
+        optional = [row for row in (places, priors, prior_means) if row is not None]
         for mu, m, s, gradient, square, *others in _cut([*rows, *optional]):
-            if origins is not None:
+            if places is not None:
                 torch._foreach_copy_(mu, others.pop(0))
             own_prior = number if priors is None else others[0]
             own_means = None if prior_means is None else others[-1]
             _vogn_twin(mu, m, s, gradient, square, own_prior, own_means, settings)
+    if origins is not None:
+        origins.done.value = 0
     return True
 
 
@@ -92,22 +95,37 @@ def vogn_all_(
 class Updater:
     """`vogn_all_` for means, momenta and curvatures that stay where they are."""
 
-    def __init__(self, means: Steady, momenta: Steady, curvatures: Steady, origins: Steady | None):
-        self._rows, self._origins = (means, momenta, curvatures), origins
+    def __init__(self, means: Steady, momenta: Steady, curvatures: Steady, rooms: Steady | None):
+        self._rows = (means, momenta, curvatures)
         self._changed = [*means, *momenta, *curvatures]
-        self._standing = Standing("vogn", self._rows, (None, None, origins))
+        self._standing = Standing("vogn", self._rows, (None, None, rooms))
 
     def __call__(
-        self, gradients: Row, squares: Row, prior: float, settings: Settings, check: bool = False
+        self,
+        gradients: Row,
+        squares: Row,
+        prior: float,
+        settings: Settings,
+        origins: Kept | None = None,
+        check: bool = False,
     ) -> bool:
+        """`origins` is about the rooms."""
         if call := self._standing.call(gradients, squares):
-            return _run(call, settings, prior, check, self._changed)
-        return vogn_all_(*self._rows, gradients, squares, prior, None, settings, self._origins, check)
+            return _run(call, settings, prior, check, origins, self._changed)
+        return vogn_all_(*self._rows, gradients, squares, prior, None, settings, origins, check)
 
 
-def _run(call: lists.Call, settings: Settings, prior: float, check: bool, changed: list[Tensor]) -> bool:
-    numbers = lists.doubles(*settings, prior)
-    done = call.kernel(call.addresses, call.sizes, call.length, numbers, _threads(), c_int64(check))
+def _run(
+    call: lists.Call,
+    settings: Settings,
+    prior: float,
+    check: bool,
+    origins: Kept | None,
+    changed: list[Tensor],
+) -> bool:
+    """The kernel notes itself that the means are at home: an interrupt may come before the caller can."""
+    numbers, away = lists.doubles(*settings, prior), None if origins is None else byref(origins.done)
+    done = call.kernel(call.addresses, call.sizes, call.length, numbers, _threads(), c_int64(check), away)
     if done:
         increment_version(changed)
     return bool(done)

@@ -157,7 +157,7 @@ class GaussNewton(SquaresOptimizer):
         origins, prior = self._keeper.kept(parameters), self._shrinkages(group, parameters)
         updater = None if ready.plan is None else ready.plan.updater(origins)
         if updater is not None and isinstance(prior, float):
-            done = updater(ready.gradients, ready.squares, prior, numbers, check)
+            done = updater(ready.gradients, ready.squares, prior, numbers, origins, check)
         else:
             done = update.vogn_all_(
                 parameters,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from credo.curvature.contribution import widen
 from credo.curvature.subjects import Subjects, buffers_of
 from credo.errors import CallOrderError
-from credo.kernels.lists import Steady
+from credo.kernels.lists import Kept, Steady
 from credo.kernels.noise import Sampler
 from credo.kernels.update import Updater
 from credo.optim.groups import parameter_names
@@ -78,9 +78,9 @@ class Plan:
             self._sampler = Sampler(self.uncertain, self.curvatures, places, self.rooms(keeper))
         return self._sampler
 
-    def updater(self, origins: Sequence[Tensor] | None) -> Updater | None:
+    def updater(self, origins: Kept | None) -> Updater | None:
         """For all parameters with their means at home, or in their rooms; else, or without all state, there is none."""
-        if self._momenta is None or not (origins is None or origins is self._rooms):
+        if self._momenta is None or not (origins is None or origins.places is self._rooms):
             return None
         away = origins is not None
         if away not in self._updaters:

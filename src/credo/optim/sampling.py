@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from credo.kernels.lists import Steady
-from credo.kernels.noise import Kept
+from credo.kernels.lists import Kept, Steady
 from credo.kernels.scratch import expect_large_blocks
 
 
@@ -66,13 +65,13 @@ class MeanKeeper:
         self._away.append(_Away(parameters, kept))
         return kept
 
-    def kept(self, parameters: Sequence[Tensor]) -> Sequence[Tensor] | None:
+    def kept(self, parameters: Sequence[Tensor]) -> Kept | None:
         """Where the means are, if not in the parameters; if only some are away, they are put back."""
         if not self._away:
             return None
         for away in self._away:
             if away.kept.done.value and identical(away.parameters, parameters):
-                return away.kept.places
+                return away.kept
         wanted = set(map(id, parameters))
         if any(id(p) in wanted for away in self._away for p in away.parameters):
             self.restore()

@@ -104,14 +104,15 @@ class VOGN(GaussNewton):
     def _draw(self, draw: int) -> None:
         seed, keeper = self.settings["seed"], self._keeper
         for plan, (curvatures, scale, shift), places in self._uncertain():
-            parameters, kept = plan.uncertain, None
-            means = keeper.kept(parameters)
-            if means is None:
-                kept = keeper.leave(parameters, plan.rooms(keeper))
-            if kept is not None and isinstance(shift, float):
-                plan.sampler(places, keeper)(scale, shift, seed, draw, kept)
+            parameters, new, means = plan.uncertain, None, None
+            if away := keeper.kept(parameters):  # since the sample before this one
+                means = away.places
             else:
-                noise.sample_all_(parameters, curvatures, scale, shift, seed, draw, places, means, kept)
+                new = keeper.leave(parameters, plan.rooms(keeper))
+            if new is not None and isinstance(shift, float):
+                plan.sampler(places, keeper)(scale, shift, seed, draw, new)
+            else:
+                noise.sample_all_(parameters, curvatures, scale, shift, seed, draw, places, means, new)
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
         stacks: dict[int, Tensor] = {}

@@ -104,8 +104,10 @@ int64_t vogn_list(T* const* tensors, const int64_t* sizes, int64_t count, const 
 
 #define CREDO_UPDATE(T, type)                                                                                          \
     CREDO_EXPORT(vogn_##type)(T* const* tensors, const int64_t* sizes, int64_t count, const double* settings,          \
-                              int64_t threads, int64_t check) {                                                        \
-        return vogn_list(tensors, sizes, count, settings, threads, check);                                             \
+                              int64_t threads, int64_t check, int64_t* away) {                                         \
+        const bool done = vogn_list(tensors, sizes, count, settings, threads, check);                                  \
+        if (done && away) *away = 0;                                                                                   \
+        return done;                                                                                                   \
     }                                                                                                                  \
     CREDO_EXPORT(all_finite_##type)(const T* const* tensors, const int64_t* sizes, int64_t count, int64_t threads) {   \
         return all_finite(tensors, sizes, count, threads);                                                             \
