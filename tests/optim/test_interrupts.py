@@ -1,0 +1,101 @@
+"""An interrupt may come at any line: it leaves all of a step or nothing, and an optimiser that goes on."""
+
+import sys
+from itertools import count
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import credo
+from credo.kernels import noise, update
+from tests.optim.trained import X, Y, assert_unchanged, learned, trained
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_at_the_draw_itself_restores_the_mean(monkeypatch, after):
+    """Python is interrupted right before the kernel that puts the mean by, or right after it."""
+    model, optimizer = trained()
+    before, sample = learned(model, optimizer), noise.Sampler.__call__
+
+    def interrupted(*args):
+        if after:
+            sample(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(noise.Sampler, "__call__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(lambda: F.cross_entropy(model(X), Y, reduction="none"))
+    assert_unchanged(before, model, optimizer)
+
+
+class InterruptAt:
+    """Interrupts Python before one of the lines of a block's own functions that it comes to."""
+
+    functions = ("__enter__", "__exit__", "_run_in_turn", "_give_up")
+
+    def __init__(self, line: int):
+        self.left = line
+
+    def __enter__(self):
+        self.before = sys.gettrace()
+        sys.settrace(self.look)
+
+    def __exit__(self, *_):
+        sys.settrace(self.before)
+
+    def look(self, frame, event, _):
+        code = frame.f_code
+        if not code.co_filename.endswith(("optim/block.py", "optim/base.py")):
+            return None
+        if event == "line" and code.co_name in self.functions:
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self.look
+
+
+def test_an_interrupt_at_any_line_of_a_block_leaves_the_optimizer_usable():
+    for line in count(1):
+        model, optimizer = trained(mc_samples=2)
+        before = learned(model, optimizer)
+
+        def closure(model=model):
+            return F.cross_entropy(model(X), Y, reduction="none")
+
+        try:
+            with InterruptAt(line):
+                optimizer.step(closure)
+        except KeyboardInterrupt:
+            assert_unchanged(before, model, optimizer)
+            optimizer.state_dict()
+            optimizer.step(closure)
+        else:
+            break
+    assert line > 30
+
+
+@pytest.mark.skipif(
+    not credo.kernels.status().enabled, reason="the twin is many calls, any of which may be the last"
+)
+def test_an_interrupt_right_after_the_update_leaves_all_of_it(monkeypatch):
+    """Not the new curvature and momentum beside the old mean."""
+    results = []
+    for interrupted in (False, True):
+        model, optimizer = trained()
+        if interrupted:
+            monkeypatch.setattr(update, "increment_version", raise_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step(lambda model=model: F.cross_entropy(model(X), Y, reduction="none"))
+        else:
+            optimizer.step(lambda model=model: F.cross_entropy(model(X), Y, reduction="none"))
+        results.append(
+            [p.detach().clone() for p in model.parameters()]
+            + [optimizer.state[p][name] for p in model.parameters() for name in ("momentum", "curvature")]
+        )
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
