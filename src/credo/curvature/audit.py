@@ -51,9 +51,8 @@ def _watched_uses(roots: Iterable[Tensor], ledger: Ledger) -> list[Use]:
         kind: Any = type(node)
         if kind is _WATCHED and (use := node.use).ledger is ledger:
             uses.append(use)
-            if (
-                use.sources.count(None) > 1 or type(use.operation) is Generic
-            ):  # else only the examples are data
+            # With one argument that is no parameter, and a rule, that one has the examples.
+            if use.sources.count(None) > 1 or type(use.operation) is Generic:
                 look_at_use(node, use)
         elif kind.__name__ in LOOKED_AT:
             look_at(node, ledger)

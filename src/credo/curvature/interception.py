@@ -97,9 +97,8 @@ class Interception(TorchFunctionMode):
         expected = operation.parameter_slots.issuperset(compress(_PLACES, sources))
         if not expected or (self._examples_second and operation.name != "linear"):
             return self._replace_row_by_row(func, args, kwargs)
-        if known.complex_among(
-            operation.tensors
-        ):  # rules are for real numbers; torch's own gradients for these
+        # Rules are for real numbers; complex ones have torch's own gradients.
+        if known.complex_among(operation.tensors):
             return self._replace_row_by_row(func, args, kwargs)
         if self._examples_second or self._stacks is not None:
             return self._place(operation, sources)

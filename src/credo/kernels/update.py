@@ -13,9 +13,8 @@ from credo.kernels import lists
 from credo.kernels.lists import Kept, Row, Steady
 from credo.kernels.standing import Standing
 
-TOGETHER = (
-    1 << 17
-)  # elements that each thread of the twin updates at a time: three rows of them fit the L2 cache
+# Elements that each thread of the twin updates at a time: three rows of them fit the L2 cache.
+TOGETHER = 1 << 17
 FEW = 1 << 18  # elements that are not worth cutting
 ELSEWHERE = 1 << 22  # on an accelerator, which likes few large calls
 
