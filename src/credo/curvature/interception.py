@@ -102,8 +102,7 @@ class Interception(TorchFunctionMode):
             return self._replace_row_by_row(func, args, kwargs)
         if self._examples_second or self._stacks is not None:
             return self._place(operation, sources)
-        use = Use(operation, sources, self.ledger, next(self._order))
-        return Watched.apply(use, *operation.release())
+        return self._watch(operation, sources)
 
     def _replace_row_by_row(self, func: Any, args: Any, kwargs: Any) -> Any:
         sources = tuple(map(self._provenance.source, tensors_in((*args, *kwargs.values()))))
