@@ -152,6 +152,24 @@ def await_epochs(out: Path, epochs: int, process: Any) -> None:
     )
 
 
+LEAVING = """
+import weakref
+import torch.distributed as dist
+from credo.cli.processes import process_group
+
+with process_group(30, "cpu"):
+    import torch.distributed.nn.functional
+    group = weakref.ref(dist.group.WORLD)
+assert group() is None
+"""
+
+
+def test_nothing_of_a_group_outlives_it() -> None:
+    """Its threads would, and abort the process if they are not done when the interpreter is."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()[0])}
+    subprocess.run([sys.executable, "-c", LEAVING], cwd=ROOT, env=os.environ | alone, check=True, timeout=100)
+
+
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds the workers by /proc")
 def test_torchrun_with_a_killed_worker_ends_as_undisturbed(tmp_path: Path) -> None:
     """First SIGTERM comes to a rank, which makes both save; then a worker is killed, and torchrun starts both again."""

@@ -12,6 +12,10 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+
+# Imported while there is a group (the first optimiser does), this keeps it in the defaults of its functions. The
+# group's threads would then outlive it, and one that lets go of a tensor as the interpreter ends aborts the process.
+import torch.distributed.nn.functional
 from torch.distributed.rendezvous import rendezvous
 
 from credo.cli.exits import exit_code, message_of
