@@ -6,14 +6,14 @@ gradient without its square, and is refused here, before anything has changed.
 """
 
 from collections.abc import Container, Iterable
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from credo.curvature.ledger import BackwardPass, Ledger, Use
-from credo.curvature.mixing import LOOKED_AT, look_at, look_at_use
+from credo.curvature.ledger import BackwardPass, Ledger
+from credo.curvature.mixing import LOOKED_AT, look_at, look_at_operation
+from credo.curvature.operation import Operation
 from credo.curvature.provenance import Derived
 from credo.curvature.rules import Generic
 from credo.curvature.watched import Watched
@@ -21,7 +21,6 @@ from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
 
 _WATCHED: Any = Watched._backward_cls
 _DERIVED: Any = Derived._backward_cls
-_order = attrgetter("order")
 _LEAF: Any = type(torch.ones(1, requires_grad=True).expand(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 
 
@@ -29,41 +28,44 @@ def audit(
     roots: Iterable[Tensor], ledger: Ledger, wanted: Container[int], declared: int | None
 ) -> BackwardPass:
     """The pass about to begin; refuses parameters that it would reach by unwatched ways."""
-    uses = _watched_uses(roots, ledger)
+    operations = _watched_operations(roots, ledger)
     once: set[int] = set()
     more: set[int] = set()
-    for use in uses:
-        for source in filter(None, use.sources):
+    for operation in operations:
+        for source in operation.sources:
+            if source is None:
+                continue
             if source.selects and source.key not in once:
                 once.add(source.key)
             else:  # what was computed from a parameter must wait for the end of the pass, as a second use must
                 more.update(map(id, source.roots))
-    single = [key for key in once - more if key in wanted]
-    return BackwardPass(_count_examples(uses, ledger, declared), wanted, frozenset(single))
+    single = {key for key in once if key in wanted and key not in more}
+    return BackwardPass(_count_examples(operations, ledger, declared), wanted, single)
 
 
-def _watched_uses(roots: Iterable[Tensor], ledger: Ledger) -> list[Use]:
-    """All uses by watched operations under the roots; refuses other edges into watched parameters."""
-    uses = []
+def _watched_operations(roots: Iterable[Tensor], ledger: Ledger) -> list[Operation]:
+    """All watched operations under the roots; refuses other edges into watched parameters."""
+    operations: list[Operation] = []
     nodes: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
     seen = set(nodes)
     for node in nodes:  # which grows meanwhile
         kind: Any = type(node)
-        if kind is _WATCHED and (use := node.use).ledger is ledger:
-            uses.append(use)
+        known = kind is _WATCHED or kind is _DERIVED
+        if kind is _WATCHED and (operation := node.operation).ledger is ledger:
+            operations.append(operation)
             # With one argument that is no parameter, and a rule, that one has the examples.
-            if use.sources.count(None) > 1 or type(use.operation) is Generic:
-                look_at_use(node, use)
+            if operation.sources.count(None) > 1 or type(operation) is Generic:
+                look_at_operation(node, operation)
         elif kind.__name__ in LOOKED_AT:
             look_at(node, ledger)
         for child, _ in node.next_functions:
             leaf = type(child) is _LEAF
-            if kind is not _WATCHED and kind is not _DERIVED and (leaf or type(child) is _DERIVED):
+            if not known and (leaf or type(child) is _DERIVED):
                 _check_edge(node, child, ledger)
             if not leaf and child is not None and child not in seen:
                 seen.add(child)
                 nodes.append(child)
-    return uses
+    return operations
 
 
 def _check_edge(node: Any, child: Any, ledger: Ledger) -> None:
@@ -80,31 +82,33 @@ def _check_edge(node: Any, child: Any, ledger: Ledger) -> None:
     )
 
 
-def _count_examples(uses: list[Use], ledger: Ledger, declared: int | None) -> int:
+def _count_examples(operations: list[Operation], ledger: Ledger, declared: int | None) -> int:
     """M: as declared, or the leading dimension of the first watched operation; all others must fit."""
-    if not uses:
+    if not operations:
         return 0
-    first = min(uses, key=_order).operation
+    first = operations[-1]  # most likely
+    for operation in operations:
+        if operation.order < first.order:
+            first = operation
     examples = (
         declared if declared is not None else first.merged_from or abs(first.lead)
     )  # -1: an image by itself
     if examples == 0:
         raise EmptyBatch("the batch is empty: it has no examples, so no gradient. Skip it.")
-    for use in uses:
-        operation = use.operation
+    for operation in operations:
         fits = operation.lead == examples or operation.merged_from == examples
         if not fits and not (declared and operation.lead > 0 and operation.lead % declared == 0):
-            raise InvalidValue(_misfit(use, ledger, examples))
+            raise InvalidValue(_misfit(operation, ledger, examples))
     return examples
 
 
-def _misfit(use: Use, ledger: Ledger, examples: int) -> str:
-    roots = [root for source in use.sources if source is not None for root in source.roots]
+def _misfit(operation: Operation, ledger: Ledger, examples: int) -> str:
+    roots = [root for source in operation.sources if source is not None for root in source.roots]
     names = ", ".join(repr(ledger.names()[id(root)]) for root in roots)
-    lead = use.operation.lead
+    lead = operation.lead
     got = "no leading dimension" if lead < 0 else f"a leading dimension of {lead}"
     return (
-        f"{use.operation.name} with {names} has {got} where the batch has {examples} examples. The leading "
+        f"{operation.name} with {names} has {got} where the batch has {examples} examples. The leading "
         "dimension must count examples: use batch_first, keep (B, T, d) instead of (T, B, d), or, where the rows "
         "of one example follow each other as in (B·T, d), say how many examples there are with examples=B. A "
         "constant that meets a parameter (position numbers, a mask) must be a buffer of the module. A "

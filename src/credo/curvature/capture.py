@@ -66,14 +66,14 @@ class watching(AbstractContextManager[Statistics]):
 
     def __enter__(self) -> Statistics:
         try:
-            self._interception.__enter__()  # type: ignore[no-untyped-call]
+            self._interception.__enter__()
             return self._statistics
         except BaseException:  # an interrupt, after which nobody would come to close the eyes
             self._interception.withdraw()
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._interception.__exit__(*_)  # type: ignore[no-untyped-call]
+        self._interception.__exit__(*_)
         self._interception.ledger.closed = True
 
 

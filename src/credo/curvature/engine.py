@@ -1,11 +1,12 @@
 """The three ways to start a backward pass, read and run as one."""
 
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -30,49 +31,65 @@ _NAMES = {
 ENGINE_CALLS = frozenset(_NAMES)
 
 
-class EngineCall(NamedTuple):
+class EngineCall(ABC):
     """A backward pass that somebody asked for."""
 
-    function: Any  # torch.autograd.backward or torch.autograd.grad
-    arguments: dict[str, Any]
-    roots: list[Tensor]
+    __slots__ = ("create_graph", "roots", "wanted")
+
+    roots: Sequence[Tensor]
     wanted: list[Tensor] | None  # whose gradients; None: all leaves
     create_graph: bool
 
+    @abstractmethod
     def run(self, eyes: AbstractContextManager[Any]) -> Any:
         """Runs it with `eyes` open, because a checkpoint runs its forward during the backward pass."""
-        if self._is_plain():
-            ones, retain = (torch.ones_like(self.roots[0]),), bool(self.arguments.get("retain_graph"))
-            with eyes:
-                return _engine_run_backward(
-                    tuple(self.roots), ones, retain, False, (), allow_unreachable=True, accumulate_grad=True
-                )
-        twin = _unlocked(self.function)
+
+
+@final
+class AnyCall(EngineCall):
+    """torch.autograd.backward or torch.autograd.grad, by its arguments."""
+
+    __slots__ = ("_arguments", "_function")
+
+    def __init__(
+        self,
+        function: FunctionType,
+        arguments: dict[str, Any],
+        roots: Sequence[Tensor],
+        wanted: list[Tensor] | None,
+    ):
+        self._function, self._arguments, self.roots, self.wanted = function, arguments, roots, wanted
+        self.create_graph = bool(arguments.get("create_graph"))
+
+    def run(self, eyes: AbstractContextManager[Any]) -> Any:
+        twin = _unlocked(self._function)
         _now.eyes = eyes
         try:
-            return twin(**self.arguments)
+            return twin(**self._arguments)
         finally:
             _now.eyes = None
 
-    def _is_plain(self) -> bool:
-        """loss.backward() and no more: what torch asks before it runs takes longer than a small layer."""
-        loss, given = self.roots[0] if len(self.roots) == 1 else None, self.arguments
-        return (
-            loss is not None
-            and self.function is torch.autograd.backward
-            and self.wanted is None
-            and not self.create_graph
-            and given.get("grad_tensors") is None
-            and given.get("grad_variables") is None
-            and loss.requires_grad
-            and loss.numel() == 1
-            and loss.is_floating_point()
-            and type(loss) is Tensor
-            and not torch._C._are_functorch_transforms_active()
-        )
+
+@final
+class PlainBackward(EngineCall):
+    """loss.backward() and no more: what torch asks before it runs takes longer than a small layer."""
+
+    __slots__ = ("_retain",)
+
+    def __init__(self, loss: Tensor, retain: bool):
+        self.roots, self.wanted, self.create_graph, self._retain = (loss,), None, False, retain
+
+    def run(self, eyes: AbstractContextManager[Any]) -> Any:
+        ones = (torch.ones_like(self.roots[0]),)
+        with eyes:
+            return _engine_run_backward(
+                self.roots, ones, self._retain, False, (), allow_unreachable=True, accumulate_grad=True
+            )
 
 
 def read_engine_call(func: Any, args: Any, kwargs: Any) -> EngineCall:
+    if func is torch.Tensor.backward and len(args) == 1 and _is_plain(args[0], kwargs):
+        return PlainBackward(args[0], bool(kwargs.get("retain_graph")))
     given = dict(zip(_NAMES[func], args, strict=False))
     given.update(kwargs)
     if func is torch.Tensor.backward:
@@ -85,12 +102,19 @@ def read_engine_call(func: Any, args: Any, kwargs: Any) -> EngineCall:
             "a backward pass from a GradientEdge cannot be followed: its graph is read from tensors. Call backward "
             "on the tensor itself."
         )
-    return EngineCall(
-        func,
-        given,
-        roots=roots,
-        wanted=None if wanted is None else list(tensors_in((wanted,))),
-        create_graph=bool(given.get("create_graph")),
+    return AnyCall(func, given, roots, None if wanted is None else list(tensors_in((wanted,))))
+
+
+def _is_plain(loss: Tensor, given: Mapping[str, Any]) -> bool:
+    return (
+        given.get("gradient") is None
+        and given.get("inputs") is None
+        and not given.get("create_graph")
+        and loss.requires_grad
+        and loss.numel() == 1
+        and loss.is_floating_point()
+        and type(loss) is Tensor
+        and not torch._C._are_functorch_transforms_active()
     )
 
 

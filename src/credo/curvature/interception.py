@@ -7,13 +7,17 @@ parameters alone gives a derived tensor; everything else runs as it is.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from itertools import compress, count
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C import _get_function_stack_at, _len_torch_function_stack
+from torch._C import (
+    _get_function_stack_at,
+    _len_torch_function_stack,
+    _pop_torch_function_stack,
+    _push_on_torch_function_stack,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -21,17 +25,16 @@ from credo.curvature.arrangement import Arrangement
 from credo.curvature.audit import audit
 from credo.curvature.engine import ENGINE_CALLS, EngineCall, read_engine_call
 from credo.curvature.inspections import INSPECTIONS
-from credo.curvature.ledger import Ledger, Use
+from credo.curvature.ledger import Ledger
 from credo.curvature.operation import Operation, examples_second
 from credo.curvature.provenance import SELECTIONS, Provenance, Source, tensors_in
 from credo.curvature.rules import Generic, rule_for
 from credo.curvature.subjects import Subjects
 from credo.curvature.unlock import can_unlock, unlocked
-from credo.curvature.watched import Watched
+from credo.curvature.watched import run_watched
 from credo.errors import UnsupportedOperation
 
 _WHOLE = {F.embedding_bag}  # its rows are examples; those of the operation inside are not
-_PLACES = range(1 << 20)  # of arguments; there are never so many
 _INTEGERS = {torch.int32, torch.int64}
 
 
@@ -44,21 +47,30 @@ class Interception(TorchFunctionMode):
         self.ledger = Ledger(subjects.watched, subjects.names)
         self._provenance = Provenance(subjects.sources, subjects.constants)
         self._declared = declared
-        self._order = count()
+        self._calls = 0
         self._examples_second = 0  # inside attention, the number of examples
+
+    def __enter__(self) -> "Interception":
+        _push_on_torch_function_stack(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _pop_torch_function_stack()
 
     def withdraw(self) -> None:
         """Leaves torch's stack of modes, if it is there."""
         depth = _len_torch_function_stack()
         if depth and _get_function_stack_at(depth - 1) is self:
-            self.__exit__(None, None, None)
+            _pop_torch_function_stack()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in ENGINE_CALLS:
             return self._run_engine(func, args, kwargs)
         known = self._provenance
-        if not (known.touches(args) or (kwargs and known.touches(kwargs.values()))):
+        if not known.touches((*args, *kwargs.values()) if kwargs else args):
+            if self._stacks is None and not known.constants and func is not torch.arange:
+                return func(*args, **kwargs)
             return self._pass(func, args, kwargs)
         if func in INSPECTIONS or not torch.is_grad_enabled():
             return known.note_values(func(*args, **kwargs), args, kwargs)
@@ -91,14 +103,13 @@ class Interception(TorchFunctionMode):
     def _replace_by(self, operation: Operation, func: Any, args: Any, kwargs: Any) -> Any:
         """By an operation with a rule, if parameters stand where the rule expects them."""
         known = self._provenance
-        sources, data = known.sources_and_data(operation.tensors)
-        if not data or operation.has_no_examples(known):
+        sources, data, expected = known.sources_and_data(operation.tensors, operation.parameter_slots)
+        if not data or (operation.may_have_none and operation.has_no_examples(known)):
             return self._derive(func, args, kwargs)
-        expected = operation.parameter_slots.issuperset(compress(_PLACES, sources))
         if not expected or (self._examples_second and operation.name != "linear"):
             return self._replace_row_by_row(func, args, kwargs)
         # Rules are for real numbers; complex ones have torch's own gradients.
-        if known.complex_among(operation.tensors):
+        if known.complex and known.complex_among(operation.tensors):
             return self._replace_row_by_row(func, args, kwargs)
         if self._examples_second or self._stacks is not None:
             return self._place(operation, sources)
@@ -118,8 +129,9 @@ class Interception(TorchFunctionMode):
         return self._watch(operation, sources)
 
     def _watch(self, operation: Operation, sources: tuple[Source | None, ...]) -> Any:
-        use = Use(operation, sources, self.ledger, next(self._order))
-        return Watched.apply(use, *operation.release())
+        operation.sources, operation.ledger, operation.order = sources, self.ledger, self._calls
+        self._calls += 1
+        return run_watched(operation)
 
     @contextmanager
     def _inside(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
@@ -201,8 +213,8 @@ class Interception(TorchFunctionMode):
         return result
 
     def _run_call(self, call: EngineCall, func: Any, args: Any, kwargs: Any) -> Any:
-        modes = range(_len_torch_function_stack())
-        if any(isinstance(_get_function_stack_at(k), Interception) for k in modes):
+        depth = _len_torch_function_stack()
+        if depth and any(isinstance(_get_function_stack_at(k), Interception) for k in range(depth)):
             return func(*args, **kwargs)  # another block around this one wants to see it too
         return call.run(self)
 

@@ -7,20 +7,10 @@ import torch
 from torch import Tensor
 
 from credo.curvature.contribution import WIDE, Contribution, chunked_squares, widen
-from credo.curvature.operation import Operation, Pieces
+from credo.curvature.operation import Pieces
 from credo.curvature.provenance import Source
 from credo.errors import CallOrderError, UnsupportedOperation
 from credo.kernels.scratch import give_back
-
-
-@dataclass(eq=False, slots=True)
-class Use:
-    """One watched call in the user's graph, and the source in each of its slots that holds one."""
-
-    operation: Operation
-    sources: tuple[Source | None, ...]
-    ledger: "Ledger"
-    order: int  # of the call in the forward pass
 
 
 @dataclass(eq=False, slots=True)

@@ -14,7 +14,8 @@ A loss that compares examples with one another (x @ x.T) looks the same, and has
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from credo.curvature.ledger import Ledger, Use
+from credo.curvature.ledger import Ledger
+from credo.curvature.operation import Operation
 from credo.curvature.provenance import Source
 from credo.curvature.rules import Generic
 from credo.curvature.rules.elementwise import Elementwise
@@ -83,26 +84,28 @@ def look_at(node: Any, ledger: Ledger) -> None:
         _look_at_broadcasts(node, _BROADCASTS[name], ledger)
 
 
-def look_at_use(node: Any, use: Use) -> None:
+def look_at_operation(node: Any, operation: Operation) -> None:
     """Refuses a watched node whose rows are a parameter's, or in which such rows stand where a parameter should."""
-    operation = use.operation
     if isinstance(operation, Generic):
         known = operation.name in _PRODUCTS or operation.name in _ROWS_OF_THE_FIRST
-        if known and _counts_a_parameter(node, use, in_any_shape=False):
-            _refuse(use, f"{operation.name} has rows of the parameter in front, where the examples should be")
+        if known and _counts_a_parameter(node, operation, in_any_shape=False):
+            _refuse(
+                operation,
+                f"{operation.name} has rows of the parameter in front, where the examples should be",
+            )
     elif not isinstance(operation, Elementwise):
-        unknown = [k for k in operation.parameter_slots if use.sources[k] is None]
-        _look_at_weights(node, unknown, use.ledger)
+        unknown = [k for k in operation.parameter_slots if operation.sources[k] is None]
+        _look_at_weights(node, unknown, operation.ledger)
 
 
 def _look_at_weights(node: Any, slots: Iterable[int], ledger: Ledger) -> None:
     for child, own in _children(node, slots):
         for maker, picked in _makers(child, own, ledger, _PICKS):
-            use = maker.use
-            if _counts_a_parameter(maker, use) or not (
-                picked or _rows(use) == 1 or _in_groups(node, _rows(use))
+            operation = maker.operation
+            if _counts_a_parameter(maker, operation) or not (
+                picked or _rows(operation) == 1 or _in_groups(node, _rows(operation))
             ):
-                _refuse(use, f"{_name(node)} takes it for a weight that all examples share")
+                _refuse(operation, f"{_name(node)} takes it for a weight that all examples share")
 
 
 def _look_at_broadcasts(node: Any, slots: Iterable[int], ledger: Ledger) -> None:
@@ -113,10 +116,12 @@ def _look_at_broadcasts(node: Any, slots: Iterable[int], ledger: Ledger) -> None
         if not given or (len(given) == len(shape) and given[0] == shape[0]):
             continue
         for maker, picked in _makers(child, own, ledger, (*_PICKS, *_STATISTICS)):
-            use = maker.use
-            suspicious = not picked and _rows(use) > 1 and (strict or _rows(use) == shape[0])
-            if suspicious or _counts_a_parameter(maker, use):
-                _refuse(use, f"{_name(node)} repeats it for every row of a tensor of shape {tuple(shape)}")
+            operation = maker.operation
+            suspicious = not picked and _rows(operation) > 1 and (strict or _rows(operation) == shape[0])
+            if suspicious or _counts_a_parameter(maker, operation):
+                _refuse(
+                    operation, f"{_name(node)} repeats it for every row of a tensor of shape {tuple(shape)}"
+                )
 
 
 def _children(node: Any, slots: Iterable[int]) -> Iterator[tuple[Any, int]]:
@@ -130,7 +135,7 @@ def _makers(node: Any, own: int, ledger: Ledger, stops: Sequence[str]) -> Iterat
     todo, seen = [(node, own, False)], set()
     while todo:
         node, own, picked = todo.pop()
-        if type(node) is _WATCHED and node.use.ledger is ledger:
+        if type(node) is _WATCHED and node.operation.ledger is ledger:
             yield node, picked
             continue
         picked = picked or (type(node).__name__ in stops and _leaves_one_row(node, own))
@@ -149,28 +154,27 @@ def _leaves_one_row(node: Any, own: int) -> bool:
     return getattr(node, "_saved_dim", 0) == 0
 
 
-def _counts_a_parameter(node: Any, use: Use, in_any_shape: bool = True) -> bool:
+def _counts_a_parameter(node: Any, operation: Operation, in_any_shape: bool = True) -> bool:
     """Whether the leading dimension of a watched result is that of a parameter, or of what was computed from it.
 
     What a parameter was expanded to may have a row for each example; `in_any_shape` counts it all the same.
     """
-    operation = use.operation
     if not isinstance(operation, (Elementwise, Generic)) or operation.lead <= 1:
         return False
     if isinstance(operation, Generic) and operation.equation:
-        return _sums_into_a_parameter(operation.equation, use)
+        return _sums_into_a_parameter(operation.equation, operation)
     dims = len(_shape(node))
     return any(
         source.tensor.dim() >= dims
         and source.tensor.shape[0] == operation.lead
         and (in_any_shape or source.selects or dims <= 2)
-        for source in _in_front(use)
+        for source in _in_front(operation)
     )
 
 
-def _in_front(use: Use) -> list[Source]:
+def _in_front(operation: Operation) -> list[Source]:
     """The parameters whose rows the result may have in front."""
-    name, sources, last = use.operation.name, use.sources, use.sources[-1]
+    name, sources, last = operation.name, operation.sources, operation.sources[-1]
     if name in _ROWS_OF_THE_FIRST:
         sources = sources[:1]
     elif name in _PRODUCTS and last is not None and last.tensor.dim() <= 2:
@@ -178,11 +182,11 @@ def _in_front(use: Use) -> list[Source]:
     return [source for source in sources if source is not None]
 
 
-def _sums_into_a_parameter(equation: str, use: Use) -> bool:
+def _sums_into_a_parameter(equation: str, operation: Operation) -> bool:
     """Whether the first letter of an einsum's result is a parameter's alone, or one that its own rows have."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     first = (result if arrow else "".join(sorted(c for c in inputs if inputs.count(c) == 1 and c != ",")))[:1]
-    terms = list(zip(inputs.split(","), use.sources, strict=True))
+    terms = list(zip(inputs.split(","), operation.sources, strict=True))
     in_data = any(first in term for term, source in terms if source is None)
     return first.isalpha() and (
         not in_data or any(first in term for term, s in terms if s is not None and s.selects)
@@ -200,8 +204,8 @@ def _in_groups(node: Any, rows: int) -> bool:
     return bool(x.shape[0] == 1 and before[0] == rows and own_groups)
 
 
-def _rows(use: Use) -> int:
-    return use.operation.merged_from or use.operation.lead
+def _rows(operation: Operation) -> int:
+    return operation.merged_from or operation.lead
 
 
 def _shape(node: Any, own: int = 0) -> Sequence[int]:
@@ -210,14 +214,14 @@ def _shape(node: Any, own: int = 0) -> Sequence[int]:
 
 
 def _name(node: Any) -> str:
-    return str(node.use.operation.name if type(node) is _WATCHED else node.name())
+    return str(node.operation.name if type(node) is _WATCHED else node.name())
 
 
-def _refuse(use: Use, what: str) -> None:
-    names = use.ledger.names()
-    roots = {id(root) for source in use.sources if source is not None for root in source.roots}
+def _refuse(operation: Operation, what: str) -> None:
+    names = operation.ledger.names()
+    roots = {id(root) for source in operation.sources if source is not None for root in source.roots}
     raise UnsupportedOperation(
-        f"parameter {', '.join(sorted(repr(names[key]) for key in roots))}: the rows of {use.operation.name} count as "
+        f"parameter {', '.join(sorted(repr(names[key]) for key in roots))}: the rows of {operation.name} count as "
         f"examples, but {what}, so the squares would be wrong. A constant that meets a parameter must be known: "
         "register it with self.register_buffer and pass the module, or make it from the parameter (torch.randn_like). "
         "Give data-dependent weights a leading dimension of examples (torch.bmm), and let examples be rows: x @ A, "

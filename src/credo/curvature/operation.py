@@ -4,12 +4,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from credo.curvature.contribution import Contribution
-from credo.curvature.provenance import Provenance
+from credo.curvature.provenance import Provenance, Source
 from credo.errors import UnsupportedOperation
+
+if TYPE_CHECKING:
+    from credo.curvature.ledger import Ledger
 
 Outputs = Tensor | tuple[Tensor, ...]
 Pieces = Sequence[Tensor | Contribution | None]
@@ -22,7 +26,8 @@ class Operation(ABC):
     """A call with its arguments. A rule returns one; the engine runs it and asks for its gradients.
 
     `tensors` are all tensors of the call in a fixed order (None where one is left out);
-    `parameter_slots` are the places in it for which `backward` gives a `Contribution`.
+    `parameter_slots` are the places in it for which `backward` gives a `Contribution`. The block that watches it says
+    which `sources` are in its slots, in whose `ledger` it is, and in what `order` of the calls.
     """
 
     parameter_slots: frozenset[int]
@@ -32,6 +37,10 @@ class Operation(ABC):
     merged_from: int | None = None  # how many there were before a view merged them with another dimension
     layer: tuple[int, int] | None = None  # slots of a weight with Kronecker factors, and of its bias
     axis: int = 0  # where the examples are: 1 inside attention, whose rows are (T, M, d) or (T·M, d)
+    may_have_none: bool = False  # whether `has_no_examples` is a question
+    sources: tuple[Source | None, ...]
+    ledger: "Ledger"
+    order: int
 
     @abstractmethod
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
@@ -60,9 +69,10 @@ class Operation(ABC):
 
     def count_examples(self, rows: Tensor) -> None:
         """Takes the number of examples from the leading dimension of `rows`."""
-        shape = rows.shape
+        shape, node = rows.shape, rows.grad_fn
         self.lead = shape[0] if len(shape) > 1 else -1
-        self.merged_from = lead_before_merge(rows)
+        if rows._base is not None if node is None else type(node).__name__ in _MERGES:
+            self.merged_from = lead_before_merge(rows)
 
 
 def lead_before_merge(rows: Tensor, skip: int = 0) -> int | None:

@@ -8,7 +8,7 @@ graph that made it.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -103,7 +103,7 @@ class Provenance:
         self.sources: dict[int, Source] = dict(sources)
         self.constants: dict[int, Any] = dict(constants)
         self._alive: dict[int, Any] = {}
-        self._complex = False  # whether any source is, which a parameter itself never is
+        self.complex = False  # whether any source is, which a parameter itself never is
         self._myself = weakref.ref(self)
 
     def touches(self, values: Iterable[Any]) -> bool:
@@ -121,19 +121,24 @@ class Provenance:
         """Whether no example has touched this tensor."""
         return id(tensor) in self.sources or id(tensor) in self.constants
 
-    def sources_and_data(self, tensors: Iterable[Tensor | None]) -> tuple[tuple[Source | None, ...], bool]:
-        """The source of each tensor that has one, and whether examples may be in any of the others."""
-        sources, found, data = self.sources, [], False
+    def sources_and_data(
+        self, tensors: Iterable[Tensor | None], slots: Container[int]
+    ) -> tuple[tuple[Source | None, ...], bool, bool]:
+        """The source of each tensor that has one; whether examples may be in another; whether all are in `slots`."""
+        sources, data, expected = self.sources, False, True
+        found: list[Source | None] = []
         for tensor in tensors:
             source = sources.get(id(tensor))
-            found.append(source)
-            if source is None and tensor is not None and id(tensor) not in self.constants:
+            if source is not None:
+                expected = expected and len(found) in slots
+            elif tensor is not None and id(tensor) not in self.constants:
                 data = True
-        return tuple(found), data
+            found.append(source)
+        return tuple(found), data, expected
 
     def complex_among(self, tensors: Iterable[Tensor | None]) -> bool:
         """Whether a tensor is complex, as what was derived from parameters may be."""
-        return self._complex and any(tensor is not None and tensor.is_complex() for tensor in tensors)
+        return self.complex and any(tensor is not None and tensor.is_complex() for tensor in tensors)
 
     def constant(self, values: Iterable[Any]) -> bool:
         """Whether there are tensors among the arguments, and all of them are constant."""
@@ -160,7 +165,7 @@ class Provenance:
         roots = tuple({id(root): root for parent in parents for root in parent.roots}.values())
         selects = selects and len(parents) == 1 and parents[0].selects
         source = Source(result, roots, selects)
-        self._complex = self._complex or result.is_complex()
+        self.complex = self.complex or result.is_complex()
         public: Tensor = Derived.apply(source, *roots)  # type: ignore[no-untyped-call]
         self.sources[id(public)] = source
         self._forget_with(public, "sources")

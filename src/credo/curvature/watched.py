@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, _are_functorch_transforms_active, _is_any_autocast_enabled
 
-from credo.curvature.ledger import Use
-from credo.curvature.operation import Outputs
+from credo.curvature.operation import Operation, Outputs
 
 
 class Watched(torch.autograd.Function):
@@ -18,17 +17,10 @@ class Watched(torch.autograd.Function):
     It stands in for torch's own node, so autograd never computes the weight gradient a second time.
     """
 
-    @classmethod
-    def apply(cls, *args: Any) -> Any:
-        """torch's, without its search of every argument for what functorch may have left in it."""
-        if _are_functorch_transforms_active():
-            return super().apply(*args)  # type: ignore[no-untyped-call]
-        return _apply(*args)
-
     @staticmethod
-    def forward(ctx: Any, use: Use, *tensors: Tensor | None) -> Outputs:
-        outputs, extras = use.operation.forward(*tensors)
-        ctx.use = use
+    def forward(ctx: Any, operation: Operation, *tensors: Tensor | None) -> Outputs:
+        outputs, extras = operation.forward(*tensors)
+        ctx.operation = operation
         ctx.save_for_backward(*tensors, *extras)
         if type(outputs) is tuple:
             ctx.set_materialize_grads(False)  # of outputs that the loss does not reach
@@ -36,18 +28,31 @@ class Watched(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        use: Use = ctx.use
+        operation: Operation = ctx.operation
         needed = ctx.needs_input_grad[1:]
         if grads[0] is None and all(grad is None for grad in grads):
             return (None,) * (len(needed) + 1)
-        ledger, current = use.ledger, use.ledger.require_pass()
+        ledger = operation.ledger
+        current = ledger.current or ledger.require_pass()
         saved = ctx.saved_tensors  # a checkpoint runs its forward again here, so the block must still see it
         with _plain_torch(saved) if _is_any_autocast_enabled() else DisableTorchFunction():
-            pieces = use.operation.backward(grads, needed, current.examples, saved)
-            return None, *ledger.receive(current, use.sources, pieces)
+            pieces = operation.backward(grads, needed, current.examples, saved)
+            return None, *ledger.receive(current, operation.sources, pieces)
 
 
-_apply = super(torch.autograd.Function, Watched).apply
+_apply = super(
+    torch.autograd.Function, Watched
+).apply  # torch's without a search for what functorch may have left
+
+
+def run_watched(operation: Operation) -> Any:
+    """Its result, from a node that stands in the graph for it."""
+    tensors = operation.release()
+    if _are_functorch_transforms_active():
+        return Watched.apply(operation, *tensors)  # type: ignore[no-untyped-call]
+    return _apply(operation, *tensors)  # type: ignore[no-untyped-call]
+
+
 # A node asks its class which of two functions is its backward, at every pass; here it is this one.
 Watched._backward_cls.apply = Watched.backward  # type: ignore[attr-defined]
 
