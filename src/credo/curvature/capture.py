@@ -73,8 +73,12 @@ class watching(AbstractContextManager[Statistics]):
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._interception.__exit__(*_)
+        self._interception.__exit__()
         self._interception.ledger.closed = True
+
+    def __del__(self) -> None:
+        if not self._interception.ledger.closed:  # an interrupt came before the end could
+            self._interception.withdraw()
 
 
 def squared_gradients(

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C import (
+    _are_functorch_transforms_active,
     _get_function_stack_at,
     _len_torch_function_stack,
     _pop_torch_function_stack,
@@ -23,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from credo.curvature.arrangement import Arrangement
 from credo.curvature.audit import audit
-from credo.curvature.engine import ENGINE_CALLS, EngineCall, read_engine_call
+from credo.curvature.engine import ENGINE_CALLS, read_engine_call
 from credo.curvature.inspections import INSPECTIONS
 from credo.curvature.ledger import Ledger
 from credo.curvature.operation import Operation, examples_second
@@ -31,7 +32,7 @@ from credo.curvature.provenance import SELECTIONS, Provenance, Source, tensors_i
 from credo.curvature.rules import Generic, rule_for
 from credo.curvature.subjects import Subjects
 from credo.curvature.unlock import can_unlock, unlocked
-from credo.curvature.watched import run_watched
+from credo.curvature.watched import Watched, apply_watched
 from credo.errors import UnsupportedOperation
 
 _WHOLE = {F.embedding_bag}  # its rows are examples; those of the operation inside are not
@@ -42,7 +43,6 @@ class Interception(TorchFunctionMode):
     """One block's eyes; `ledger` is what they saw."""
 
     def __init__(self, subjects: Subjects, declared: int | None, stacks: Arrangement | None = None):
-        super().__init__()
         self._stacks = stacks
         self.ledger = Ledger(subjects.watched, subjects.names)
         self._provenance = Provenance(subjects.sources, subjects.constants)
@@ -68,7 +68,11 @@ class Interception(TorchFunctionMode):
         if func in ENGINE_CALLS:
             return self._run_engine(func, args, kwargs)
         known = self._provenance
-        if not known.touches((*args, *kwargs.values()) if kwargs else args):
+        sources = known.sources
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if id(value) in sources or (isinstance(value, (list, tuple)) and known.touches(value)):
+                break
+        else:
             if self._stacks is None and not known.constants and func is not torch.arange:
                 return func(*args, **kwargs)
             return self._pass(func, args, kwargs)
@@ -131,7 +135,10 @@ class Interception(TorchFunctionMode):
     def _watch(self, operation: Operation, sources: tuple[Source | None, ...]) -> Any:
         operation.sources, operation.ledger, operation.order = sources, self.ledger, self._calls
         self._calls += 1
-        return run_watched(operation)
+        tensors, operation.tensors = operation.tensors, ()  # which autograd keeps, and frees as it goes back
+        if _are_functorch_transforms_active():
+            return Watched.apply(operation, *tensors)  # type: ignore[no-untyped-call]
+        return apply_watched(operation, *tensors)
 
     @contextmanager
     def _inside(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
@@ -205,18 +212,21 @@ class Interception(TorchFunctionMode):
             new.join(outer)
         self.ledger.current = new
         try:
-            result = self._run_call(call, func, args, kwargs)
+            # Another block around this one wants to see it too.
+            result = func(*args, **kwargs) if _is_inside_another() else call.run(self)
+        except BaseException:
+            self.withdraw()  # after an interrupt as the eyes were opened or closed
+            raise
         finally:
             self.ledger.current = outer
         if outer is None:
             self.ledger.settle(new)
         return result
 
-    def _run_call(self, call: EngineCall, func: Any, args: Any, kwargs: Any) -> Any:
-        depth = _len_torch_function_stack()
-        if depth and any(isinstance(_get_function_stack_at(k), Interception) for k in range(depth)):
-            return func(*args, **kwargs)  # another block around this one wants to see it too
-        return call.run(self)
+
+def _is_inside_another() -> bool:
+    depth = _len_torch_function_stack()
+    return depth > 0 and any(isinstance(_get_function_stack_at(k), Interception) for k in range(depth))
 
 
 def _is_positions(func: Any, result: Tensor) -> bool:

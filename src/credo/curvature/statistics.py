@@ -1,6 +1,7 @@
 """What the backward passes of one block said about each parameter."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 from torch import Tensor
 
@@ -34,7 +35,10 @@ class Statistics:
 
     def __init__(self, ledger: Ledger, reduction: str, scale: float):
         self._ledger, self._reduction, self._scale = ledger, reduction, scale
-        self.squares: Mapping[Tensor, Tensor] = Squares(ledger, reduction, scale)
+
+    @cached_property
+    def squares(self) -> Mapping[Tensor, Tensor]:
+        return Squares(self._ledger, self._reduction, self._scale)
 
     @property
     def examples(self) -> int:

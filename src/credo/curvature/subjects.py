@@ -60,7 +60,7 @@ def buffers_of(module: torch.nn.Module) -> list[Tensor]:
 
 
 def _buffers(parts: list[torch.nn.Module]) -> list[Tensor]:
-    return [b for part in parts for b in part._buffers.values() if b is not None]
+    return [b for part in parts if part._buffers for b in part._buffers.values() if b is not None]
 
 
 def _names(module: torch.nn.Module) -> dict[int, str]:

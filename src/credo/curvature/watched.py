@@ -1,12 +1,12 @@
 """The autograd function that takes the place of a watched operation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunction, _are_functorch_transforms_active, _is_any_autocast_enabled
+from torch._C import DisableTorchFunction, _is_any_autocast_enabled
 
 from credo.curvature.operation import Operation, Outputs
 
@@ -40,19 +40,8 @@ class Watched(torch.autograd.Function):
             return None, *ledger.receive(current, operation.sources, pieces)
 
 
-_apply = super(
-    torch.autograd.Function, Watched
-).apply  # torch's without a search for what functorch may have left
-
-
-def run_watched(operation: Operation) -> Any:
-    """Its result, from a node that stands in the graph for it."""
-    tensors = operation.release()
-    if _are_functorch_transforms_active():
-        return Watched.apply(operation, *tensors)  # type: ignore[no-untyped-call]
-    return _apply(operation, *tensors)  # type: ignore[no-untyped-call]
-
-
+# `Watched.apply` without its search of every argument for what functorch may have left in it.
+apply_watched: Callable[..., Any] = super(torch.autograd.Function, Watched).apply
 # A node asks its class which of two functions is its backward, at every pass; here it is this one.
 Watched._backward_cls.apply = Watched.backward  # type: ignore[attr-defined]
 

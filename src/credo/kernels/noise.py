@@ -109,8 +109,9 @@ class Sampler:
         if (call := self._standing.call()) is None:
             sample_all_(*self._rows, scale, shift, seed, stream, self.indices, None, kept)
             return
-        key, numbers = pack("2Q", seed, stream), lists.doubles(scale, shift)
-        call.kernel(call.addresses, self._layout, call.length, key, numbers, _threads(), byref(kept.done))
+        function, addresses, _, length = call
+        key, numbers, threads = pack("2Q", seed, stream), pack("2d", scale, shift), _threads()
+        function(addresses, self._layout, length, key, numbers, threads, byref(kept.done))
         increment_version(self._rows[0])
 
 

@@ -27,25 +27,29 @@ class Standing:
         self._before, self._after = (self._addresses(row) for row in (before, after))
         self._length = c_int64(self._count)
         self._asked: object = _UNASKED
-        self._kernel: native.Kernel | None = None
+        self._bare: Call | None = None  # without fresh rows
 
     def call(self, *fresh: Row) -> Call | None:
         """None where `lists.call` must look at everything itself, because something is not contiguous or of a kind."""
         if self._asked is _UNASKED or self._asked != native.asked_for():
             self._asked = native.asked_for()
-            self._kernel = function_for(self._name, self._dtype) if self._suits else None
-        if self._kernel is None:
-            return None
+            kernel = function_for(self._name, self._dtype) if self._suits else None
+            bare = (self._before + self._after, self._sizes, self._length)
+            self._bare = None if kernel is None else Call(kernel, *bare)
+        if not fresh or self._bare is None:
+            return self._bare
         dtype, pointers = self._dtype, []
         for row in fresh:
-            if [tensor.numel() for tensor in row] != self._numels:
+            if len(row) != self._count:
                 return None
-            for tensor in row:
+            for tensor, numel in zip(row, self._numels):  # noqa: B905  (asked at every step)
                 if tensor.dtype is not dtype or not tensor.is_contiguous() or not tensor.is_cpu:
+                    return None
+                if tensor.numel() != numel:
                     return None
                 pointers.append(tensor.data_ptr())
         addresses = self._before + pack(f"{len(pointers)}P", *pointers) + self._after
-        return Call(self._kernel, addresses, self._sizes, self._length)
+        return Call(self._bare.kernel, addresses, self._sizes, self._length)
 
     def _addresses(self, rows: Sequence[Steady | None]) -> bytes:
         return b"".join([bytes(8 * self._count) if row is None else row.seen.addresses for row in rows])

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_int64
 from math import isfinite
+from struct import pack
 from typing import NamedTuple, final
 
 import torch
@@ -123,8 +124,10 @@ def _run(
     changed: list[Tensor],
 ) -> bool:
     """The kernel notes itself that the means are at home: an interrupt may come before the caller can."""
-    numbers, away = lists.doubles(*settings, prior), None if origins is None else byref(origins.done)
-    done = call.kernel(call.addresses, call.sizes, call.length, numbers, _threads(), c_int64(check), away)
+    function, addresses, sizes, length = call
+    numbers, threads = pack("7d", *settings, prior), c_int64(torch.get_num_threads())
+    away = None if origins is None else byref(origins.done)
+    done = function(addresses, sizes, length, numbers, threads, c_int64(check), away)
     if done:
         increment_version(changed)
     return bool(done)

@@ -116,13 +116,19 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
 
     @final
     def _gather(
-        self, seen: Seen, parameters: list[Tensor], before: list[Tensor | None], scale: float | None
+        self, seen: Seen, parameters: list[Tensor], before: list[Tensor | None] | None, scale: float | None
     ) -> None:
-        """`.grad` is the sum over the samples so far, so that clipping and unscaling find it where they look."""
+        """`.grad` is the sum over the samples so far, so that clipping and unscaling find it where they look.
+
+        `before` are the sums without this one; there are none if it is the first.
+        """
         if seen.examples:
-            checks.refuse_replaced(self._module_now(), parameters, self.names)
+            for p in parameters:
+                if p.grad is None:
+                    checks.refuse_replaced(self._module_now(), parameters, self.names)
+                    break
             self._gathered.add(seen, parameters, scale)
-        for p, grad in zip(parameters, before, strict=True):
+        for p, grad in zip(parameters, before, strict=True) if before else ():
             if grad is not None:
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
 
@@ -148,12 +154,13 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
 
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
         loss = None if closure is None else self._run_share(closure)
-        if self._world.alone or self._gathered.samples:
+        alone = self._world.alone
+        if alone or self._gathered.samples:
             checks.require_samples(self._gathered, self.settings["mc_samples"])
         if self._shards.must_catch_up:
             self._uncertain()
         parameters = self._trainable()
-        if self._world.alone:
+        if alone:
             self._update_or_refuse(loss)
         else:
             with torch.no_grad(), self._shards.standing_in(self):

@@ -24,7 +24,7 @@ class Block(AbstractContextManager[Seen]):
         own._refuse_inside("open a sampling block")
         checks.require_gradients()
         self._parameters = own._trainable()
-        self._before = [p.grad if own._gathered.samples else None for p in self._parameters]
+        self._before = [p.grad for p in self._parameters] if own._gathered.samples else None
         try:
             own._inside = threading.get_ident()
             for p in self._parameters:
@@ -49,10 +49,11 @@ class Block(AbstractContextManager[Seen]):
             own._inside = None
             if not taken:
                 self._give_up()
-        if taken and not own._warned:
-            own._warned = checks.warn_of_small_data(seen.examples, own.settings["data_size"])
+        if taken and not own._warned and seen.examples > own.settings["data_size"]:
+            checks.warn_of_small_data(seen.examples, own.settings["data_size"])
+            own._warned = True
 
     def _give_up(self) -> None:
         self._optimizer._inside = None
-        for p, grad in zip(self._parameters, self._before, strict=True):
-            p.grad = grad
+        for k, p in enumerate(self._parameters):
+            p.grad = None if self._before is None else self._before[k]

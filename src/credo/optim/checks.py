@@ -20,9 +20,10 @@ class Left:
     """The gradients that a step leaves in `.grad`, so that they are known when they are met again."""
 
     def __init__(self, parameters: Sequence[Tensor] = ()):
-        gradients = [grad for p in parameters if (grad := p.grad) is not None]
-        self._held, self._versions = list(map(weakref.ref, gradients)), [grad._version for grad in gradients]
-        self._ids = list(map(id, gradients))
+        self._held: list[tuple[int, tuple[Any, int]]] = []
+        for p in parameters:
+            if (grad := p.grad) is not None:
+                self._held.append((id(grad), (weakref.ref(grad), grad._version)))
 
     def knows(self, gradient: Tensor) -> bool:
         """Whether it is one of them, as it was."""
@@ -32,7 +33,7 @@ class Left:
     @cached_property
     def _by_id(self) -> dict[int, tuple[Any, int]]:
         """Only asked for where gradients were not cleared."""
-        return dict(zip(self._ids, zip(self._held, self._versions, strict=True), strict=True))
+        return dict(self._held)
 
 
 def refuse_foreign_gradients(parameters: list[Tensor], left: Left) -> None:
@@ -50,8 +51,8 @@ def refuse_foreign_gradients(parameters: list[Tensor], left: Left) -> None:
 def refuse_replaced(
     module: nn.Module | None, parameters: list[Tensor], names: Callable[[], dict[int, str]]
 ) -> None:
-    """A parameter without a gradient may have been replaced in its module; an unused one is just skipped."""
-    if module is None or all(p.grad is not None for p in parameters):
+    """Some parameter has no gradient: one may have been replaced in its module; an unused one is just skipped."""
+    if module is None:
         return
     present = {id(p) for p in module.parameters()}
     gone = [names()[id(p)] for p in parameters if id(p) not in present]
@@ -62,16 +63,12 @@ def refuse_replaced(
         )
 
 
-def warn_of_small_data(examples: int, data_size: int) -> bool:
-    """Whether it had to."""
-    if examples <= data_size:
-        return False
+def warn_of_small_data(examples: int, data_size: int) -> None:
     warnings.warn(
         f"a batch has {examples} examples, more than data_size={data_size}. data_size is the number of training "
         "examples, not of batches.",
         stacklevel=5,
     )
-    return True
 
 
 def require_gradients() -> None:

@@ -28,11 +28,10 @@ class Seen(Protocol):
 class Gathered(ABC):
     """Sums over the samples of one step."""
 
-    def __init__(self) -> None:
-        self.samples = 0
-        self.examples = 0  # of all samples together
-        self.scale: float | None = None  # what the losses were multiplied by, where it was declared
-        self.vectorized = False  # all samples of the step at once, under a mean loss
+    samples = 0
+    examples = 0  # of all samples together
+    scale: float | None = None  # what the losses were multiplied by, where it was declared
+    vectorized = False  # all samples of the step at once, under a mean loss
 
     @final
     def add(self, seen: Seen, parameters: Sequence[Tensor], scale: float | None) -> None:
@@ -99,21 +98,21 @@ class Gathered(ABC):
 class GatheredSquares(Gathered):
     """`squares` holds Σₖ Σᵢ rᵢ² by the parameter's id; the ĥ of one sample is `unit` times its Σᵢ rᵢ²."""
 
+    unit = 1.0
+
     def __init__(self) -> None:
-        super().__init__()
         self.squares: dict[int, Tensor] = {}
-        self.unit = 1.0
         self._seen: list[Seen] = []  # whose memory the squares are in
 
     def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
         """ĥ is the mean over a sample's own examples, so samples count alike."""
         assert isinstance(seen, Statistics)
         self._seen.append(seen)
-        unit = seen.factor / seen.examples
+        sums, unit = seen.sums, seen.factor / seen.examples
         if not self.samples:
-            self.squares, self.unit = dict(seen.sums), unit
+            self.squares, self.unit = dict(sums), unit
             return
-        for key, raw in seen.sums.items():
+        for key, raw in sums.items():
             own = raw if unit == self.unit else raw * (unit / self.unit)
             if key in self.squares:
                 self.squares[key] += own

@@ -117,11 +117,10 @@ class GaussNewton(SquaresOptimizer):
         self, gathered: Gathered, gradient_scale: float, squares_scale: float, loss: Tensor | None
     ) -> bool:
         assert isinstance(gathered, GatheredSquares)
-        ready = [
-            found
-            for group in self.param_groups
-            if (found := ready_rows(group, self._plan(group), gathered.squares))
-        ]
+        ready = []
+        for group in self.param_groups:
+            if found := ready_rows(group, self._plan(group), gathered.squares):
+                ready.append(found)
         check = len(ready) == 1 and self._sole(ready[0], gathered, loss)
         if not check and not self._finite(gathered, loss):
             return False
@@ -154,7 +153,7 @@ class GaussNewton(SquaresOptimizer):
             gradient_unit,
             squares_unit,
         )
-        origins, prior = self._keeper.kept(parameters), self._shrinkages(group, parameters)
+        origins, prior = self._keeper.kept(parameters), self._shrinkages(group, ready.states)
         updater = None if ready.plan is None else ready.plan.updater(origins)
         if updater is not None and isinstance(prior, float):
             done = updater(ready.gradients, ready.squares, prior, numbers, origins, check)
@@ -171,8 +170,8 @@ class GaussNewton(SquaresOptimizer):
                 origins,
                 check,
             )
-        if done:
-            self._keeper.replaced(parameters)
+        if done and origins is not None:
+            self._keeper.replaced(origins)
         return done
 
     @final
@@ -223,12 +222,16 @@ class GaussNewton(SquaresOptimizer):
         return precision * unit
 
     @final
-    def _shrinkages(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> float | list[Tensor]:
-        """δ̃ for parameters of one group: one number for all, or a tensor for each."""
-        if group["deterministic"] or "prior_precision" not in self.state[parameters[0]]:
-            return float(self._shrinkage(group, parameters[0]))
+    def _shrinkages(
+        self, group: dict[str, Any], states: Sequence[Mapping[str, Tensor]]
+    ) -> float | list[Tensor]:
+        """δ̃ for parameters of one group with these states: one number for all, or a tensor for each."""
+        if group["deterministic"]:
+            return 0.0
         unit = group["tempering"] / self.data_size
-        return list(torch._foreach_mul([self.state[p]["prior_precision"] for p in parameters], unit))
+        if "prior_precision" not in states[0]:
+            return float(group["prior_precision"] * unit)
+        return list(torch._foreach_mul([own["prior_precision"] for own in states], unit))
 
     @final
     def beliefs(self) -> Iterator[Belief]:

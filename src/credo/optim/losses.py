@@ -11,7 +11,12 @@ from credo.optim.gathering import Seen
 
 def finish_closure(returned: Any, seen: Seen, reduction: str) -> Tensor:
     """The loss as one detached number; runs the backward pass if the closure left it to the optimiser."""
-    loss = _checked(returned)
+    if not isinstance(returned, Tensor):
+        raise InvalidType(
+            f"the closure must return the loss as a tensor, got {type(returned).__name__}: "
+            "call loss.backward() in it and return loss, not loss.item()."
+        )
+    loss = returned
     if seen.examples:  # the closure has called backward
         with torch._C.DisableTorchFunction():  # a block need not see this
             return _number(loss)
@@ -45,15 +50,6 @@ def _backward(loss: Tensor, seen: Seen, reduction: str) -> Tensor:
             f"the closure returned {len(loss)} losses for a batch of {seen.examples} examples."
         )
     return total.detach()
-
-
-def _checked(returned: Any) -> Tensor:
-    if isinstance(returned, Tensor):
-        return returned
-    raise InvalidType(
-        f"the closure must return the loss as a tensor, got {type(returned).__name__}: "
-        "call loss.backward() in it and return loss, not loss.item()."
-    )
 
 
 def mean_loss(losses: list[Tensor]) -> Tensor:

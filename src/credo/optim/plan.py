@@ -35,36 +35,40 @@ class Plan:
         self._frozen = [p for p in self._all if not p.requires_grad]
         self.parameters = Steady([p for p in self._all if p.requires_grad])
         self.states = [state[p] for p in self.parameters]
+        self._state = list(state.items())
         self.keys = list(map(id, self.parameters))
         with_curvature = [k for k, own in enumerate(self.states) if "curvature" in own]
         self.uncertain = Steady([self.parameters[k] for k in with_curvature])
+        self.uncertain_states = [self.states[k] for k in with_curvature]
         self.curvatures = Steady([self.states[k]["curvature"] for k in with_curvature])
-        whole = all("curvature" in own and "momentum" in own for own in self.states)
-        self._momenta = Steady([own["momentum"] for own in self.states]) if whole else None
+        self.whole = all("curvature" in own and "momentum" in own for own in self.states)
+        self._momenta = Steady([own["momentum"] for own in self.states]) if self.whole else None
         self._rooms: Steady | None = None  # for the means of the uncertain ones, once they were away
         self._sampler: Sampler | None = None
         self._updaters: dict[bool, Updater] = {}
         self.keeps = all(t.is_cpu for t in chain(self._all, *[own.values() for own in self.states]))
-        self._rows = [
-            (p, own, own.get("curvature"), own.get("momentum"))
-            for p, own in zip(self.parameters, self.states, strict=True)
-        ]
-        self._seen = [_look(p, s, m) for p, _, s, m in self._rows] if self.keeps else []
+        self._seen = [_look(p, own) for p, own in zip(self.parameters, self.states, strict=True)]
 
     def fits(self, group: Mapping[str, Any], state: State) -> bool:
-        if not identical(group["params"], self._all):
+        if len(state) != len(self._state) or not identical(group["params"], self._all):
             return False
-        for (p, own, s, m), seen in zip(self._rows, self._seen):  # noqa: B905  (asked at every step)
-            if state.get(p) is not own or own.get("curvature") is not s or own.get("momentum") is not m:
+        for (p, own), (known, held) in zip(state.items(), self._state):  # noqa: B905  (asked at every step)
+            if p is not known or own is not held:
                 return False
-            if _look(p, s, m) != seen:
+        for p, own, dtype, shape, stride, address, s, address_of_s, m, address_of_m in self._seen:
+            if (
+                p.data_ptr() != address
+                or own.get("curvature") is not s
+                or own.get("momentum") is not m
+                or (s is not None and s.data_ptr() != address_of_s)
+                or (m is not None and m.data_ptr() != address_of_m)
+                or not p.requires_grad
+                or p.dtype is not dtype
+                or p.shape != shape
+                or p.stride() != stride
+            ):
                 return False
         return not any(p.requires_grad for p in self._frozen) if self._frozen else True
-
-    @property
-    def whole(self) -> bool:
-        """Whether all have a curvature and a momentum."""
-        return self._momenta is not None
 
     def rooms(self, keeper: MeanKeeper) -> Steady:
         """Where the means of the uncertain ones are while those hold a sample."""
@@ -89,17 +93,11 @@ class Plan:
         return self._updaters[away]
 
 
-def _look(p: Tensor, s: Tensor | None, m: Tensor | None) -> tuple[object, ...]:
-    """All of a parameter, its curvature and its momentum that could have changed, but for what the objects are."""
-    return (
-        p.requires_grad,
-        p.dtype,
-        p.data_ptr(),
-        p.shape,
-        p.stride(),
-        s is None or (s.data_ptr(), s.stride()),
-        m is None or (m.data_ptr(), m.stride()),
-    )
+def _look(p: Tensor, own: dict[str, Tensor]) -> tuple[Any, ...]:
+    """All of a parameter, its curvature and its momentum that could change, as `fits` compares it."""
+    s, m = own.get("curvature"), own.get("momentum")
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (p, s, m)]
+    return (p, own, p.dtype, p.shape, p.stride(), addresses[0], s, addresses[1], m, addresses[2])
 
 
 def refuse_other_sizes(group: Mapping[str, Any], p: Tensor, known: Mapping[str, Tensor]) -> None:
@@ -166,11 +164,16 @@ class Ready(NamedTuple):
 
 def ready_rows(group: dict[str, Any], plan: Plan, squares: Mapping[int, Tensor]) -> Ready | None:
     """What a step has for the parameters of a group, whose sums of squares are known by their ids."""
-    gradients, sums = [p.grad for p in plan.parameters], [squares.get(key) for key in plan.keys]
-    found = [k for k, g in enumerate(gradients) if g is not None and sums[k] is not None]
+    found, gradients, sums = [], [], []
+    for k, p in enumerate(plan.parameters):
+        gradient, own = p.grad, squares.get(plan.keys[k])
+        if gradient is not None and own is not None:
+            found.append(k)
+            gradients.append(gradient)
+            sums.append(own)
     if not found:
         return None
-    if plan.whole and len(found) == len(gradients):
-        return Ready(group, plan, plan.parameters, plan.states, gradients, sums)  # type: ignore[arg-type]
-    rows = (plan.parameters, plan.states, gradients, sums)
-    return Ready(group, None, *[[row[k] for k in found] for row in rows])  # type: ignore[arg-type]
+    if plan.whole and len(found) == len(plan.parameters):
+        return Ready(group, plan, plan.parameters, plan.states, gradients, sums)
+    parameters, states = [plan.parameters[k] for k in found], [plan.states[k] for k in found]
+    return Ready(group, None, parameters, states, gradients, sums)

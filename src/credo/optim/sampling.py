@@ -67,23 +67,24 @@ class MeanKeeper:
 
     def kept(self, parameters: Sequence[Tensor]) -> Kept | None:
         """Where the means are, if not in the parameters; if only some are away, they are put back."""
-        if not self._away:
-            return None
         for away in self._away:
             if away.kept.done.value and identical(away.parameters, parameters):
                 return away.kept
-        wanted = set(map(id, parameters))
-        if any(id(p) in wanted for away in self._away for p in away.parameters):
-            self.restore()
+        if self._away:
+            wanted = set(map(id, parameters))
+            if any(id(p) in wanted for away in self._away for p in away.parameters):
+                self.restore()
         return None
 
-    def replaced(self, parameters: Sequence[Tensor]) -> None:
-        """These parameters hold new means, and what was `kept` of the old ones is forgotten."""
-        self._away = [away for away in self._away if not identical(away.parameters, parameters)]
+    def replaced(self, kept: Kept) -> None:
+        """The parameters hold new means, and what was `kept` of the old ones is forgotten."""
+        self._away = [away for away in self._away if away.kept is not kept]
 
     def restore(self) -> None:
         """Puts all means back that are away. In one call: on a small network calls take longer than copies."""
         self.late = False
+        if not self._away:
+            return
         done = [away for away in self._away if away.kept.done.value]
         if done:
             with torch.no_grad():

@@ -1,8 +1,9 @@
 """Blocks that see the squared gradients: one sample in place, several for slices, or all samples at once."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import final
 
 import torch
@@ -45,20 +46,8 @@ class SquaresOptimizer(BayesianOptimizer):
                     p.grad = None
 
     @final
-    @contextmanager
-    def _sample(self, parameters: list[Tensor]) -> Iterator[Statistics]:
-        """The weights are a sample, in place; or, with slices, several that the operations choose from."""
-        slices, draw = self.settings["mc_slices"], self._stream()
-        subjects, reduction = self._subjects(parameters), self.settings["reduction"]
-        if slices > 1:
-            with watching(subjects, reduction, stacks=self._stacks(draw, slices)) as stats:
-                yield stats
-        else:
-            with self._keeper:
-                self._draw(draw)
-                with watching(subjects, reduction) as stats:
-                    yield stats
-        self.counters["draws"] += slices
+    def _sample(self, parameters: list[Tensor]) -> AbstractContextManager[Statistics]:
+        return _Sample(self, parameters)
 
     @final
     def _run(self, closure: Callable[[], Tensor]) -> Tensor:
@@ -76,7 +65,7 @@ class SquaresOptimizer(BayesianOptimizer):
             losses = stacks.vectorised(closure)
             loss = finish_closure(losses.flatten() if isinstance(losses, Tensor) else losses, stats, "mean")
         self.counters["draws"] += samples
-        self._gather(stats, parameters, [None] * len(parameters), None)
+        self._gather(stats, parameters, None, None)
         self._gathered.vectorized = True
         return loss
 
@@ -98,3 +87,37 @@ class SquaresOptimizer(BayesianOptimizer):
                 )
         self._gathered = self._nothing_gathered()
         self._gathered.supply({id(p): square.detach().clone() for p, square in squares.items()}, examples)
+
+
+@final
+class _Sample(AbstractContextManager[Statistics]):
+    """The weights are a sample, in place; or, with slices, several that the operations choose from."""
+
+    def __init__(self, optimizer: SquaresOptimizer, parameters: list[Tensor]):
+        self._optimizer, self._parameters = optimizer, parameters
+        self._slices: int = optimizer.settings["mc_slices"]
+
+    def __enter__(self) -> Statistics:
+        own, stacks = self._optimizer, None
+        draw, subjects = own._stream(), own._subjects(self._parameters)
+        try:
+            if self._slices > 1:
+                stacks = own._stacks(draw, self._slices)
+            else:
+                own._draw(draw)
+            self._watching = watching(subjects, own.settings["reduction"], stacks=stacks)
+            return self._watching.__enter__()
+        except BaseException:
+            own._keeper.__exit__()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        own = self._optimizer
+        try:
+            self._watching.__exit__(kind, error, trace)
+        finally:
+            own._keeper.__exit__()
+        if kind is None:
+            own.counters["draws"] += self._slices

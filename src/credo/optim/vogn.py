@@ -125,20 +125,25 @@ class VOGN(GaussNewton):
 
     def _uncertain(self) -> list[Uncertain]:
         """Group by group, the parameters that have a curvature, and so a width."""
+        if self._shards.sharded:
+            with self._shards.drawing(self):
+                return self._uncertain_here()
+        return self._uncertain_here()
+
+    def _uncertain_here(self) -> list[Uncertain]:
         found, first = [], 0
-        with self._shards.drawing(self):
-            for group in self.param_groups:
-                plan = self._plan(group)
-                if plan.uncertain and not group["deterministic"]:
-                    scale, shift = group["tempering"] / self.data_size, self._shift(group, plan.uncertain)
-                    places = range(first, first + len(plan.uncertain))
-                    found.append(Uncertain(plan, (plan.curvatures, scale, shift), places))
-                    first += len(places)
+        for group in self.param_groups:
+            plan = self._plan(group)
+            if plan.uncertain and not group["deterministic"]:
+                scale, shift = group["tempering"] / self.data_size, self._shift(group, plan)
+                places = range(first, first + len(plan.uncertain))
+                found.append(Uncertain(plan, (plan.curvatures, scale, shift), places))
+                first += len(places)
         return found
 
-    def _shift(self, group: dict[str, Any], parameters: list[Tensor]) -> float | list[Tensor]:
-        """δ̃ + γ: one number, or under a posterior as prior a tensor for each parameter."""
-        shrinkages = self._shrinkages(group, parameters)
+    def _shift(self, group: dict[str, Any], plan: Plan) -> float | list[Tensor]:
+        """δ̃ + γ: one number, or under a posterior as prior a tensor for each uncertain parameter."""
+        shrinkages = self._shrinkages(group, plan.uncertain_states)
         if isinstance(shrinkages, float):
             return shrinkages + float(group["damping"])
         return list(torch._foreach_add(shrinkages, group["damping"]))

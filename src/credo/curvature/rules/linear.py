@@ -53,18 +53,16 @@ class LayerOfRows(Contribution):
 
     def __init__(self, x: Tensor, g: Tensor, examples: int):
         self.x, self.g, self.examples = x, g, examples
-        self._of_bias: tuple[Tensor, Tensor] | None = None
+        self.of_bias: tuple[Tensor, Tensor] | None = None  # once its own sums were asked for
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        sums = kernel.layer_sums(self.x, self.g)
-        self._of_bias = sums[2:]
-        return sums[:2]
+        total, squares, *of_bias = kernel.layer_sums(self.x, self.g)
+        self.of_bias = (of_bias[0], of_bias[1])
+        return total, squares
 
     def bias_sums(self) -> tuple[Tensor, Tensor]:
-        """Those of the bias, which are mostly there."""
-        if self._of_bias is None:
-            self._of_bias = kernel.layer_sums(self.x, self.g)[2:]
-        return self._of_bias
+        """Those of the bias, where only they are asked for."""
+        return kernel.layer_sums(self.x, self.g)[2:]
 
 
 @final
@@ -92,7 +90,7 @@ class BiasOfRows(Contribution):
         return self._weight.g.flatten(0, -2).sum(0)
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        return self._weight.bias_sums()
+        return self._weight.of_bias or self._weight.bias_sums()
 
     def per_example(self, start: int, stop: int) -> Tensor:
         return self._weight.g.flatten(0, -2)[start:stop]
