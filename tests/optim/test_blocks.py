@@ -1,6 +1,7 @@
 """The mean always comes back, randomness is private, and a step that is not finite is refused."""
 
 import gc
+import warnings
 import weakref
 
 import pytest
@@ -192,6 +193,9 @@ def test_a_batch_larger_than_the_data_is_worth_a_warning():
     model = nn.Linear(4, 3)
     optimizer = credo.VOGN(model, data_size=5)
     with pytest.warns(UserWarning, match="6 examples, more than data_size=5"):
+        optimizer.step(lambda: F.cross_entropy(model(X), Y, reduction="none"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough
         optimizer.step(lambda: F.cross_entropy(model(X), Y, reduction="none"))
 
 

@@ -67,6 +67,11 @@ def moved_curvature(model, optimizer):
     own.data = own.data * 2
 
 
+def moved_momentum(model, optimizer):
+    own = optimizer.state[model[2].weight]["momentum"]
+    own.data = own.data + 1
+
+
 def cleared(model, optimizer):
     optimizer.state.clear()
 
@@ -113,6 +118,7 @@ CHANGES = [
     other_curvature,
     other_momentum,
     moved_curvature,
+    moved_momentum,
     cleared,
     without_one,
     replaced_state,
