@@ -33,11 +33,12 @@ def away(origins: list[torch.Tensor]) -> Kept:
     return kept
 
 
-def algorithm(mu, m, s, gradient, squares, prior, prior_mean):
-    g, h = SETTINGS["gradient_scale"] * gradient, SETTINGS["squares_scale"] * squares
-    m = SETTINGS["beta1"] * m + g + prior * (mu - prior_mean)
-    s = (1 - SETTINGS["beta2"]) * s + SETTINGS["beta2"] * h
-    return mu - SETTINGS["lr"] * m / (s + prior + SETTINGS["damping"]), m, s
+def algorithm(mu, m, s, gradient, squares, prior, prior_mean, **changes):
+    settings = SETTINGS | changes
+    g, h = settings["gradient_scale"] * gradient, settings["squares_scale"] * squares
+    m = settings["beta1"] * m + g + prior * (mu - prior_mean)
+    s = (1 - settings["beta2"]) * s + settings["beta2"] * h
+    return mu - settings["lr"] * m / (s + prior + settings["damping"]), m, s
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -53,6 +54,54 @@ def test_the_update_is_the_algorithm(both_kernels, shape, prior_tensor, with_mea
     for found, wanted in zip(tensors[:3], expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
     assert all(torch.equal(now, before) for now, before in zip(tensors[3:], inputs, strict=True))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"beta1": 0.0},
+        {"beta2": 1.0},
+        {"gradient_scale": 1.0, "squares_scale": 256.0},
+        {"gradient_scale": 2.0**-16, "squares_scale": 2.0**-32},  # of a loss that is scaled by as much
+        {"gradient_scale": 2.0**-50, "squares_scale": 2.0**-100},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("apart", [False, True], ids=["at home", "apart"])
+def test_numbers_at_their_ends(both_kernels, changes, dtype, apart):
+    """Numbers and sums that are worth the same before their scales: a small scale must not lose digits."""
+    mu, m, s, gradient, squares, _, _ = operands((301, 97), dtype)
+    settings = SETTINGS | changes
+    gradient, squares = gradient / settings["gradient_scale"], squares / settings["squares_scale"]
+    exact = algorithm(*[t.double() for t in (mu, m, s, gradient, squares)], 0.3, 0, **changes)
+    rows, origins = [[t.clone()] for t in (mu, m, s, gradient, squares)], [mu.clone()] if apart else None
+    if apart:
+        rows[0][0].fill_(torch.nan)
+    update.vogn_all_(*rows, 0.3, None, update.Settings(**settings), origins and away(origins))
+    tolerance = {torch.float64: 1e-14, torch.float32: 1e-6}[dtype]
+    for found, wanted in zip(rows[:3], exact, strict=True):
+        torch.testing.assert_close(found[0].double(), wanted, rtol=tolerance, atol=tolerance)
+    assert torch.equal(rows[3][0], gradient)
+    assert torch.equal(rows[4][0], squares)
+
+
+def test_the_twin_writes_to_nothing_but_means_momenta_and_curvatures():
+    """Who has a graph of the gradients would be told of a change, and means at home need not come back."""
+    *rows, prior, prior_mean = [[tensor] for tensor in operands((301, 97), torch.float32)]
+    versions = [row[0]._version for row in (*rows[3:], prior, prior_mean)]
+    with forced("off"):
+        assert update.vogn_all_(*rows, prior, prior_mean, update.Settings(**SETTINGS), None, check=True)
+        assert update.vogn_all_(*rows, 0.3, None, update.Settings(**SETTINGS), None, check=True)
+    assert [row[0]._version for row in (*rows[3:], prior, prior_mean)] == versions
+
+
+def test_the_twin_refuses_squares_of_another_size():
+    """Instead of reading beyond them."""
+    rows = [[tensor] for tensor in operands((301, 97), torch.float32)[:5]]
+    rows[4] = [rows[4][0][:300]]
+    with forced("off"), pytest.raises(RuntimeError, match="size"):
+        update.vogn_all_(*rows, 0.3, None, update.Settings(**SETTINGS))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -103,8 +152,23 @@ def test_a_checked_update_is_the_same_or_none(both_kernels, threads, row, place)
     )
 
 
-def test_a_list_is_its_tensors_one_by_one(both_kernels):
-    alone = [operands(shape, seed=k) for k, shape in enumerate(SHAPES)]
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_checked_update_knows_infinite_from_large(both_kernels, dtype):
+    """Of which the products are none or infinite."""
+    rows = [[tensor] for tensor in operands((301, 97), dtype)[:5]]
+    numbers, large = update.Settings(**SETTINGS), torch.finfo(dtype).max / 1e3
+    rows[3][0][5, 5], rows[4][0][5, 5] = large, large
+    assert update.vogn_all_(*rows, 0.3, None, numbers, check=True)
+    for row, other, bad in [(3, 4, float("inf")), (3, 4, float("-inf")), (4, 3, float("inf"))]:
+        spoilt = [[tensor.clone() for tensor in own] for own in rows]
+        spoilt[row][0][7, 7], spoilt[other][0][7, 7] = bad, 0.0
+        assert not update.vogn_all_(*spoilt, 0.3, None, numbers, check=True)
+        assert all(torch.equal(a[0], b[0]) for a, b in zip(spoilt[:3], rows[:3], strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_list_is_its_tensors_one_by_one(both_kernels, dtype):
+    alone = [operands(shape, dtype, seed=k) for k, shape in enumerate(SHAPES)]
     together = [[tensor.clone() for tensor in row] for row in zip(*alone, strict=True)]
     update.vogn_all_(*together, update.Settings(**SETTINGS))
     for *tensors, prior, prior_mean in alone:
@@ -116,12 +180,13 @@ def test_a_list_is_its_tensors_one_by_one(both_kernels):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("apart", [False, True], ids=["at home", "apart"])
 @pytest.mark.parametrize("optional", [(False, False), (True, False), (False, True), (True, True)])
-def test_cut_into_pieces_it_is_the_algorithm(monkeypatch, optional, apart, layout):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_cut_into_pieces_it_is_the_algorithm(monkeypatch, optional, apart, layout, dtype):
     """Pieces that end inside tensors, and tensors that end inside pieces."""
     monkeypatch.setattr(update, "FEW", 0)
     monkeypatch.setattr(update, "TOGETHER", 100)
     shapes = [(3, 4, 5, 2), (0, 3, 1, 1), (7, 5, 3, 3), (1, 1, 1, 1)]
-    alone = [operands(shape, seed=k) for k, shape in enumerate(shapes)]
+    alone = [operands(shape, dtype, seed=k) for k, shape in enumerate(shapes)]
     expected = [
         algorithm(*t, prior if optional[0] else 0.3, mean if optional[1] else 0) for *t, prior, mean in alone
     ]
@@ -156,8 +221,9 @@ def test_the_number_of_threads_changes_nothing(where):
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_layouts_in_memory_do_not_mix_up_elements(both_kernels, mixed):
-    *tensors, _, _ = operands((8, 6, 3, 3))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_layouts_in_memory_do_not_mix_up_elements(both_kernels, mixed, dtype):
+    *tensors, _, _ = operands((8, 6, 3, 3), dtype)
     expected = algorithm(*tensors, 0.3, 0)
     for k in (0, 1, 2) if mixed else range(5):
         tensors[k] = tensors[k].to(memory_format=torch.channels_last)
