@@ -1,8 +1,5 @@
 """Memory that is used again must never be somebody's still."""
 
-import platform
-import subprocess
-import sys
 import weakref
 
 import pytest
@@ -11,19 +8,6 @@ import torch
 import credo
 from credo.kernels import scratch as memory
 from credo.kernels.scratch import LARGE, SPARE, scratch, spacious_like
-
-PLACES = """
-import torch
-from credo.kernels.scratch import expect_large_blocks, spacious_like
-expect_large_blocks()
-for size in (1 << 18, 3 << 18, 5 << 17, 9 << 18):
-    like = torch.empty(1, size)
-    first, behind = spacious_like(like), torch.empty(size)
-    small = [bytearray(n) for n in range(8, 200, 8) for _ in range(40)]  # whatever the rest of a block is used for
-    place = first.data_ptr()
-    del first
-    print(abs(torch.empty(size).data_ptr() - place) < 4096)
-"""
 
 
 def squares_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -103,12 +87,5 @@ def test_spacious_tensors_look_like_others(x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("x", LARGE_ONES.values(), ids=LARGE_ONES)
 def test_large_ones_have_bytes_to_spare(x: torch.Tensor) -> None:
-    assert spacious_like(x).untyped_storage().nbytes() == x.nbytes + SPARE
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries choose other places")
-def test_the_next_tensor_lies_where_a_spacious_one_was() -> None:
-    output = subprocess.run(
-        [sys.executable, "-c", PLACES], check=True, capture_output=True, text=True, timeout=60
-    )
-    assert output.stdout.split() == ["True"] * 4
+    """glibc looks for a block larger by the alignment, 64 in torch, and by its smallest block, 32."""
+    assert spacious_like(x).untyped_storage().nbytes() == x.nbytes + SPARE >= x.nbytes + 64 + 32
