@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import credo
 from credo.kernels import forced, native
-from credo.kernels.normalisation import batch_norm_backward
+from credo.kernels.normalisation import batch_norm, batch_norm_backward
 from tests.kernels.modes import MODES, assert_close, every_mode, every_type
 
 EPS = 1e-5
@@ -143,3 +144,28 @@ def test_threads_do_not_change_a_bit(memory_format: torch.memory_format, mode: s
         torch.set_num_threads(before)
     for result in results[1:]:
         assert all(torch.equal(own, first) for own, first in zip(result, results[0], strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_forward_is_torchs_own(training: bool, affine: bool, layout: torch.memory_format, dtype: torch.dtype):
+    """Bit by bit, running statistics too, of an output that is large enough to have memory of its own kind."""
+    x = operands((32, 16, 32, 32), affine, dtype)[0].contiguous(memory_format=layout)
+    weight, bias = (torch.randn(16, dtype=dtype), torch.randn(16, dtype=dtype)) if affine else (None, None)
+    found, expected = [[torch.zeros(16, dtype=dtype), torch.ones(16, dtype=dtype)] for _ in range(2)]
+    found += batch_norm(x, (weight, bias), tuple(found), training, 0.1, EPS)
+    expected += torch.native_batch_norm(x, weight, bias, *expected, training, 0.1, EPS)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.stride() == theirs.stride()
+
+
+def test_a_change_in_place_of_the_output_is_allowed():
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(inplace=True)
+    )
+    with credo.capture(model) as stats:
+        model(torch.randn(32, 3, 34, 34)).square().mean().backward()
+    assert len(stats.squares) == 4

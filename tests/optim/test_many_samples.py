@@ -1,5 +1,7 @@
 """Slices with samples of their own, and vectorised samples, against one sample after the other."""
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from torch import Tensor, nn
 
 import credo
 from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
+from credo.optim.gathering import GatheredSquares
 from tests.optim.replay import clone_with, snapshot
 
 
@@ -251,3 +254,22 @@ def test_a_vectorised_closure_must_return_a_tensor():
     optimizer = credo.VOGN(model, data_size=100, initial_curvature=1.0, mc_samples=3, vectorized=True)
     with pytest.raises(InvalidType, match="tensor"):
         optimizer.step(lambda: 1.0)
+
+
+def test_the_squares_of_a_sample_are_dropped_once_they_are_added(monkeypatch):
+    """K samples in turn take the memory of two, not of K."""
+    model, seen, alive = nn.Linear(3, 2), [], []
+    optimizer = credo.VOGN(model, data_size=100, mc_samples=4)
+    add = GatheredSquares._add
+
+    def remembered(self, stats, parameters):
+        seen.append(weakref.ref(stats.sums[id(model.weight)]))
+        add(self, stats, parameters)
+
+    def closure():
+        alive.append(sum(square() is not None for square in seen))
+        return F.cross_entropy(model(torch.ones(5, 3)), torch.zeros(5, dtype=torch.int64), reduction="none")
+
+    monkeypatch.setattr(GatheredSquares, "_add", remembered)
+    optimizer.step(closure)
+    assert alive == [0, 1, 1, 1]

@@ -10,7 +10,6 @@ from credo.curvature.contribution import WIDE, Contribution, chunked_squares, wi
 from credo.curvature.operation import Pieces
 from credo.curvature.provenance import Source
 from credo.errors import CallOrderError, UnsupportedOperation
-from credo.kernels.scratch import give_back
 
 
 @dataclass(eq=False, slots=True)
@@ -41,9 +40,6 @@ class Ledger:
         self.examples = 0
         self.closed = False
         self.current: BackwardPass | None = None
-
-    def __del__(self) -> None:
-        give_back(self.squares.values())  # for the next block; nobody else has ever held them
 
     def receive(
         self, current: BackwardPass, sources: Sequence[Source | None], pieces: Pieces

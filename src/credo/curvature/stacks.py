@@ -21,7 +21,7 @@ from credo.curvature.rules.stacked_convolution import StackedConvolution, as_one
 from credo.curvature.rules.stacked_linear import StackedLinear
 from credo.curvature.vectorised import Level, Placed, is_loss_of_rows, refuse_backward
 from credo.errors import EmptyBatch, UnsupportedOperation
-from credo.kernels.scratch import expect_large_blocks, give_back
+from credo.kernels.scratch import expect_large_blocks
 
 
 class Stacks:
@@ -30,9 +30,6 @@ class Stacks:
     def __init__(self, weights: dict[int, Tensor], samples: int):
         self._weights, self._samples, self._level = weights, samples, Level(samples)
         expect_large_blocks()
-
-    def __del__(self) -> None:
-        give_back(self._weights.values())  # for the next step; a graph that still has them can run no more
 
     def vectorised(self, closure: Callable[[], Tensor]) -> Tensor:
         """The closure's losses for all samples, (K, M) or (K,), by one run of it."""

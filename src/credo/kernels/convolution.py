@@ -17,7 +17,7 @@ from credo.kernels.convolution_twin import empty_sums, weight_sums_twin
 from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.linear import row_sums
 from credo.kernels.prepared import Prepared
-from credo.kernels.scratch import LIMIT, lend, workspace
+from credo.kernels.scratch import LIMIT, workspace
 from credo.kernels.unfolding import Geometry
 
 __all__ = ["Geometry", "weight_sums", "weight_sums_twin"]
@@ -102,7 +102,7 @@ class Planned:
         self._scratch = -(-self.scratch_bytes // x.element_size())
 
     def __call__(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        total, squares = x.new_empty(self._shape), lend(self._shape, x)
+        total, squares = x.new_empty(self._shape), x.new_empty(self._shape)
         memory = native.address(workspace("convolution", self._scratch, x))
         self._kernel(self._geometry, *map(native.pointer, (x, g, total, squares)), memory, self._threads)
         return total, squares

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from credo.kernels import unfolding
 from credo.kernels.convolution_pairs import multiplications, paired_sums
-from credo.kernels.scratch import LIMIT, lend, scratch
+from credo.kernels.scratch import LIMIT, scratch
 from credo.kernels.unfolding import (
     Geometry,
     accumulators,
@@ -48,7 +48,7 @@ def weight_sums_twin(
         total, squares = weight_sums_twin(x.unsqueeze(2), g.unsqueeze(2), *at)
         return total.squeeze(2), squares.squeeze(2)
     shape = weight_shape(x, g, at)
-    total, squares = x.new_empty(shape), lend(shape, x)
+    total, squares = x.new_empty(shape), x.new_empty(shape)
     for part in parts(x, g, at):
         own = x[:, part.inputs], g[:, part.outputs], at._replace(groups=part.groups)
         weight = total[part.outputs, part.channels]

@@ -15,7 +15,7 @@ from torch import Tensor, empty_like
 from credo.kernels import native
 from credo.kernels.layout import widened
 from credo.kernels.prepared import Prepared
-from credo.kernels.scratch import SMALL, lend, scratch, workspace
+from credo.kernels.scratch import scratch, workspace
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
 FEW = 1 << 20  # bytes of x and g whose squares the C library has memory at hand for
@@ -51,14 +51,13 @@ class Fused:
         number = torch.empty((), dtype=dtype)
         # One number in the shapes of the results: empty tensors like others are made faster than by shape.
         self._weight, self._bias = number.expand(outputs, inputs), number.expand(outputs)
-        self._large = outputs * inputs * dtype.itemsize >= SMALL
         # Without memory the kernel only says how much of it it needs.
         self._scratch = kernel(pack("7P", *[0] * 7), self._sizes, self._threads) // dtype.itemsize
 
     def __call__(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, g, weight, bias = x.contiguous(), g.contiguous(), self._weight, self._bias
-        total, bias_total, bias_squares = empty_like(weight), empty_like(bias), empty_like(bias)
-        squares = lend(tuple(weight.shape), g) if self._large else empty_like(weight)
+        total, squares = empty_like(weight), empty_like(weight)
+        bias_total, bias_squares = empty_like(bias), empty_like(bias)
         tensors = (x, g, total, squares, bias_total, bias_squares)
         memory = workspace("row sums", self._scratch, x)
         self._kernel(pack("7P", *map(Tensor.data_ptr, tensors), memory), self._sizes, self._threads)
@@ -83,7 +82,7 @@ def _products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if x.nbytes + g.nbytes <= FEW:
         squared_g = g * g
         return torch.mm(g.T, x), torch.mm(squared_g.T, x * x), g.sum(0), squared_g.sum(0)
-    squares, bias_squares = lend((g.shape[1], x.shape[1]), g), lend((g.shape[1],), g)
+    squares, bias_squares = g.new_empty((g.shape[1], x.shape[1])), g.new_empty(g.shape[1])
     step = max(1, SQUARED // max(1, (x.shape[1] + g.shape[1]) * x.element_size()))
     some_x, some_g = (x, g) if len(x) <= step else (x[:step], g[:step])
     squared_g = squared(some_g, "g")
@@ -99,9 +98,7 @@ def _products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _shared_products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Σₛgₛ and Σₛgₛ² first: x then meets them once."""
     of_g, of_squares = g.sum(0), squared(g, "g").sum(0)
-    squares = lend((g.shape[2], x.shape[1]), g)
-    torch.mm(of_squares.T, squared(x, "x"), out=squares)
-    return torch.mm(of_g.T, x), squares, of_g.sum(0), of_squares.sum(0)
+    return torch.mm(of_g.T, x), torch.mm(of_squares.T, squared(x, "x")), of_g.sum(0), of_squares.sum(0)
 
 
 def squared(t: Tensor, name: str) -> Tensor:

@@ -12,10 +12,26 @@ from torch import Tensor
 from credo.kernels import native
 from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.prepared import Prepared
-from credo.kernels.scratch import scratch, workspace
+from credo.kernels.scratch import scratch, spacious_like, workspace
 
 CHUNK = 1 << 20  # bytes that the twin works on at a time
 Gradients = tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]
+
+
+def batch_norm(
+    x: Tensor,  # (M, C, *S)
+    affine: tuple[Tensor | None, Tensor | None],
+    running: tuple[Tensor | None, Tensor | None],
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """torch's own: the output, which most networks soon drop, and in training mean and invstd of the batch."""
+    numbers = (x, *affine, *running, training, momentum, eps)
+    if x.dtype not in (torch.float32, torch.float64) or not x.is_cpu:
+        return torch.native_batch_norm(*numbers)
+    out, mean, invstd = spacious_like(x), x.new_empty(0), x.new_empty(0)
+    return torch.native_batch_norm(*numbers, out=(out, mean, invstd))
 
 
 def batch_norm_backward(
@@ -60,7 +76,7 @@ class Planned:
     def __call__(
         self, x: Tensor, g: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, need_input: bool
     ) -> Gradients:
-        gx, sums = torch.empty_like(x) if need_input else None, x.new_empty(self._sums)
+        gx, sums = spacious_like(x) if need_input else None, x.new_empty(self._sums)
         memory = native.address(workspace("batch_norm", self._scratch, x))
         tensors = map(native.pointer, (x, g, weight, mean, invstd, gx, sums))
         self._kernel(self._shape, *tensors, memory, self._threads)

@@ -1,15 +1,10 @@
-"""Memory that is kept between calls: scratch, one set of buffers per Python thread, and results that are lent.
+"""Memory that is kept between calls: scratch, one set of buffers per Python thread, and what the C library keeps.
 
 torch's CPU allocator gives memory back to the system at once, and touching fresh pages costs more than many kernels
 do: without reuse the pure-torch path takes half as long again on a small network.
 """
 
-import atexit
-import math
-import sys
 import threading
-from collections import Counter
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -17,14 +12,12 @@ import torch
 from torch import Tensor
 
 LIMIT = 24 << 20  # bytes that all the buffers of one kernel may have together
-SHELF = 64 << 20  # bytes that may wait to be lent again
 VIEWS = 512  # of buffers, in the shapes that were asked for; making one takes longer than many an operation
+LARGE = 1 << 20  # bytes of a tensor whose place in memory is worth using again
+SPARE = 128  # bytes, more than glibc needs to align a block
 BRIEF = 31 << 20  # bytes of one block that comes and goes; above 32 MB glibc learns nothing from it
-SMALL = 64 << 10  # bytes: below, the C library has memory at hand, and keeping account takes longer
 
 _kept = threading.local()
-_shelf: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
-_wanted: Counter[tuple[tuple[int, ...], torch.dtype]] = Counter()  # how many were ever lent at a time
 
 
 def workspace(name: str, size: int, like: Tensor) -> int:
@@ -73,40 +66,16 @@ def _forget_views(name: str, dtype: torch.dtype) -> None:
         del views[key]
 
 
-def lend(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """An uninitialised tensor of `shape` with the type and device of `like`, from what was given back if it fits.
+def spacious_like(x: Tensor) -> Tensor:
+    """`empty_like` with a few bytes to spare, for large results that are soon dropped: the next may then lie there.
 
-    Who drops it instead of giving it back loses nothing but its reuse.
+    To align a block glibc wants some hundred bytes more than it hands out, and the rest is soon in use. So what was
+    freed does not fit the next tensor of that size, and the memory of a ResNet was full of such holes.
     """
-    if math.prod(shape) * like.itemsize < SMALL or not like.is_cpu:
-        return like.new_empty(shape)
-    try:
-        return _shelf[shape, like.dtype].pop()
-    except (KeyError, IndexError):  # none was given back, or another thread was quicker
-        _wanted[shape, like.dtype] += 1
-        return like.new_empty(shape)
-
-
-def give_back(tensors: Iterable[Tensor]) -> None:
-    """Takes tensors that nobody will look at again, whole contiguous ones on the CPU; the rest is dropped.
-
-    And no more of a kind than were ever lent: squares that are given back need not have been lent.
-    """
-    if sys.is_finalizing():
-        return  # torch may be gone before the shelf is
-    tensors = [tensor for tensor in tensors if tensor.nbytes >= SMALL]
-    if not tensors:
-        return
-    waiting = sum(
-        len(row) * math.prod(shape) * dtype.itemsize for (shape, dtype), row in list(_shelf.items())
-    )
-    for tensor in tensors:
-        used, key = tensor.nbytes, (tuple(tensor.shape), tensor.dtype)
-        row = _shelf.setdefault(key, [])
-        missing = len(row) < _wanted[key] and used <= SHELF - waiting
-        if missing and tensor.is_cpu and tensor.is_contiguous() and _is_whole(tensor):
-            row.append(tensor)
-            waiting += used
+    dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
+    if x.nbytes < LARGE or not (x.is_cpu and dense):
+        return torch.empty_like(x)
+    return x.new_empty(x.numel() + SPARE // x.itemsize).as_strided_(x.shape, x.stride())
 
 
 @cache
@@ -118,11 +87,3 @@ def expect_large_blocks() -> None:
     it is never touched, and costs nothing.
     """
     torch.empty(BRIEF, dtype=torch.uint8)
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    """Whether nothing else lies in its memory, and autograd may write there again."""
-    return tensor.untyped_storage().nbytes() == tensor.nbytes and not tensor.is_inference()
-
-
-atexit.register(_shelf.clear)  # torch must still be whole when its tensors go

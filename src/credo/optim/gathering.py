@@ -102,12 +102,10 @@ class GatheredSquares(Gathered):
 
     def __init__(self) -> None:
         self.squares: dict[int, Tensor] = {}
-        self._seen: list[Seen] = []  # whose memory the squares are in
 
     def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
         """ĥ is the mean over a sample's own examples, so samples count alike."""
         assert isinstance(seen, Statistics)
-        self._seen.append(seen)
         sums, unit = seen.sums, seen.factor / seen.examples
         if not self.samples:
             self.squares, self.unit = dict(sums), unit

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from credo.curvature.stacks import Stacks
 from credo.kernels import noise
-from credo.kernels.scratch import lend
 from credo.kernels.stacked_noise import sample_stacks_
 from credo.optim.gauss_newton import GaussNewton
 from credo.optim.plan import Plan
@@ -118,7 +117,7 @@ class VOGN(GaussNewton):
         stacks: dict[int, Tensor] = {}
         for part in self._uncertain():
             means = [p.detach() for p in part.plan.uncertain]
-            own = [lend((samples, *mean.shape), mean) for mean in means]
+            own = [mean.new_empty((samples, *mean.shape)) for mean in means]
             sample_stacks_(own, means, *part.widths, self.settings["seed"], draw, part.places)
             stacks |= {id(p): stack for p, stack in zip(part.plan.uncertain, own, strict=True)}
         return Stacks(stacks, samples)

@@ -67,8 +67,8 @@ class BatchNorm(Operation):
         assert x is not None
         if self._training:
             torch.nn.functional._verify_batch_size(x.size())  # type: ignore[attr-defined]
-        out, mean, invstd = torch.native_batch_norm(
-            x, weight, bias, *self._running, self._training, self._momentum, self._eps
+        out, mean, invstd = kernel.batch_norm(
+            x, (weight, bias), self._running, self._training, self._momentum, self._eps
         )
         if not self._training:
             mean, var = self._running
