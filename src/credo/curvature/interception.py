@@ -68,12 +68,18 @@ class Interception(TorchFunctionMode):
         if func in ENGINE_CALLS:
             return self._run_engine(func, args, kwargs)
         known = self._provenance
-        sources = known.sources
+        sources, constants, plain = known.sources, known.constants, self._stacks is None
         for value in (*args, *kwargs.values()) if kwargs else args:
-            if id(value) in sources or (isinstance(value, (list, tuple)) and known.touches(value)):
+            if id(value) in sources:
                 break
+            if isinstance(value, (list, tuple)):
+                plain = False
+                if known.touches(value):
+                    break
+            elif id(value) in constants:
+                plain = False
         else:
-            if self._stacks is None and not known.constants and func is not torch.arange:
+            if plain and func is not torch.arange:
                 return func(*args, **kwargs)
             return self._pass(func, args, kwargs)
         if func in INSPECTIONS or not torch.is_grad_enabled():
