@@ -152,6 +152,18 @@ def test_gradients_of_inputs_do_not_count():
     assert stats.examples == 10
 
 
+def test_a_block_that_has_ended_does_not_begin_again():
+    """Its squares would be those of both, as of micro-batches."""
+    net, (x, y) = mlp(), batch()
+    block = credo.capture(net)
+    with block as stats:
+        F.cross_entropy(net(x), y).backward()
+    with pytest.raises(CallOrderError, match="cannot begin again"), block:
+        pass
+    assert stats.examples == 10
+    assert torch.overrides._get_current_function_mode() is None
+
+
 def test_class_weights_ignore_index_and_label_smoothing():
     """A weighted mean divides by the weights' sum, so the declared reduction is the sum."""
     net, (x, y) = mlp(), batch()

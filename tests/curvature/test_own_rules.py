@@ -79,3 +79,29 @@ def test_a_registered_rule_is_used(registered):
     squares, truth = squares_and_truth()
     assert relative_error(squares, truth) < 1e-12
     assert Scale.calls == before + 1
+
+
+class Spoken(Scale):
+    """With attributes that many an operation has, and an opinion on whether there are examples."""
+
+    asked = 0
+
+    def __init__(self, x, w):
+        super().__init__(x, w)
+        self.order, self.sources, self.ledger, self.examples = 3, "sources", "ledger", 5
+
+    def forward(self, x, w):
+        assert (self.order, self.sources, self.ledger, self.examples) == (3, "sources", "ledger", 5)
+        return super().forward(x, w)
+
+    def has_no_examples(self, provenance):
+        Spoken.asked += 1
+        return False
+
+
+def test_attributes_of_a_rule_are_its_own_and_what_it_overrides_is_asked(registered):
+    credo.register_rule(torch.ops.credo_tests.scale, torch.ops.credo_tests.scale.default)(Spoken)
+    before = Spoken.asked
+    squares, truth = squares_and_truth()
+    assert relative_error(squares, truth) < 1e-12
+    assert Spoken.asked == before + 1

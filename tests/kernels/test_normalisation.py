@@ -162,6 +162,34 @@ def test_forward_is_torchs_own(training: bool, affine: bool, layout: torch.memor
         assert ours.stride() == theirs.stride()
 
 
+GAPPY = {
+    "transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "half of the channels": lambda x: torch.cat((x, x), 1)[:, ::2],
+    "every other place": lambda x: torch.stack((x, x), -1)[..., 0],
+    "expanded": lambda x: x[:, :, :1].expand_as(x),
+    "contiguous": lambda x: x.contiguous(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(8, 6, 5), (64, 16, 512), (32, 16, 32, 32), (4, 3, 2, 3, 4)], ids=str)
+@pytest.mark.parametrize("layout", GAPPY.values(), ids=GAPPY)
+@pytest.mark.parametrize("running", [True, False])
+def test_forward_of_any_layout_is_torchs_own(running, layout, shape, dtype):
+    """What `out=` would leave unwritten has held something else before."""
+    x = layout(operands(shape, True, dtype)[0])
+    statistics = [[torch.zeros(x.shape[1]).to(dtype), torch.ones(x.shape[1]).to(dtype)] for _ in range(2)]
+    found, expected = statistics if running else ([None, None], [None, None])
+    poison = [torch.full((x.shape[1],), 7.0, dtype=dtype) for _ in range(50)]
+    del poison
+    found = [*found, *batch_norm(x, (None, None), tuple(found), True, 0.1, EPS)]
+    expected = [*expected, *torch.native_batch_norm(x, None, None, *expected, True, 0.1, EPS)]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours is None and theirs is None) or (
+            torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+        )
+
+
 def test_a_change_in_place_of_the_output_is_allowed():
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(inplace=True)

@@ -32,7 +32,7 @@ def audit(
     once: set[int] = set()
     more: set[int] = set()
     for operation in operations:
-        for source in operation.sources:
+        for source in operation.watched_sources:
             if source is None:
                 continue
             if source.selects and source.key not in once:
@@ -51,10 +51,10 @@ def _watched_operations(roots: Iterable[Tensor], ledger: Ledger) -> list[Operati
     for node in nodes:  # which grows meanwhile
         kind: Any = type(node)
         known = kind is _WATCHED or kind is _DERIVED
-        if kind is _WATCHED and (operation := node.operation).ledger is ledger:
+        if kind is _WATCHED and (operation := node.operation).watched_by is ledger:
             operations.append(operation)
             # With one argument that is no parameter, and a rule, that one has the examples.
-            if operation.sources.count(None) > 1 or type(operation) is Generic:
+            if operation.watched_sources.count(None) > 1 or type(operation) is Generic:
                 look_at_operation(node, operation)
         elif kind.__name__ in LOOKED_AT:
             look_at(node, ledger)
@@ -88,7 +88,7 @@ def _count_examples(operations: list[Operation], ledger: Ledger, declared: int |
         return 0
     first = operations[-1]  # most likely
     for operation in operations:
-        if operation.order < first.order:
+        if operation.watched_order < first.watched_order:
             first = operation
     examples = (
         declared if declared is not None else first.merged_from or abs(first.lead)
@@ -103,7 +103,7 @@ def _count_examples(operations: list[Operation], ledger: Ledger, declared: int |
 
 
 def _misfit(operation: Operation, ledger: Ledger, examples: int) -> str:
-    roots = [root for source in operation.sources if source is not None for root in source.roots]
+    roots = [root for source in operation.watched_sources if source is not None for root in source.roots]
     names = ", ".join(repr(ledger.names()[id(root)]) for root in roots)
     lead = operation.lead
     got = "no leading dimension" if lead < 0 else f"a leading dimension of {lead}"

@@ -20,7 +20,7 @@ from credo.curvature.interception import Interception
 from credo.curvature.stacks import Stacks
 from credo.curvature.statistics import Statistics
 from credo.curvature.subjects import Parameters, Subjects, subjects_of
-from credo.errors import InvalidType, InvalidValue
+from credo.errors import CallOrderError, InvalidType, InvalidValue
 
 
 def capture(
@@ -65,6 +65,10 @@ class watching(AbstractContextManager[Statistics]):
         self._statistics = Statistics(self._interception.ledger, reduction, scale)
 
     def __enter__(self) -> Statistics:
+        if self._interception.ledger.closed:
+            raise CallOrderError(
+                "a block has ended and cannot begin again. Call capture anew for each block."
+            )
         try:
             self._interception.__enter__()
             return self._statistics
@@ -77,8 +81,9 @@ class watching(AbstractContextManager[Statistics]):
         self._interception.ledger.closed = True
 
     def __del__(self) -> None:
-        if not self._interception.ledger.closed:  # an interrupt came before the end could
-            self._interception.withdraw()
+        eyes: Interception | None = getattr(self, "_interception", None)
+        if eyes is not None and not eyes.ledger.closed:  # an interrupt came before the end could
+            eyes.withdraw()
 
 
 def squared_gradients(

@@ -69,7 +69,9 @@ class Interception(TorchFunctionMode):
             return self._run_engine(func, args, kwargs)
         known = self._provenance
         sources, constants, plain = known.sources, known.constants, self._stacks is None
-        for value in (*args, *kwargs.values()) if kwargs else args:
+        for value in (
+            (*args, *kwargs.values()) if kwargs else args
+        ):  # `touches`, and whether a constant is there
             if id(value) in sources:
                 break
             if isinstance(value, (list, tuple)):
@@ -114,7 +116,7 @@ class Interception(TorchFunctionMode):
         """By an operation with a rule, if parameters stand where the rule expects them."""
         known = self._provenance
         sources, data, expected = known.sources_and_data(operation.tensors, operation.parameter_slots)
-        if not data or (operation.may_have_none and operation.has_no_examples(known)):
+        if not data or (operation._may_have_none and operation.has_no_examples(known)):
             return self._derive(func, args, kwargs)
         if not expected or (self._examples_second and operation.name != "linear"):
             return self._replace_row_by_row(func, args, kwargs)
@@ -139,9 +141,10 @@ class Interception(TorchFunctionMode):
         return self._watch(operation, sources)
 
     def _watch(self, operation: Operation, sources: tuple[Source | None, ...]) -> Any:
-        operation.sources, operation.ledger, operation.order = sources, self.ledger, self._calls
+        operation.watched_sources, operation.watched_by = sources, self.ledger
+        operation.watched_order = self._calls
         self._calls += 1
-        tensors, operation.tensors = operation.tensors, ()  # which autograd keeps, and frees as it goes back
+        tensors = operation.release()
         if _are_functorch_transforms_active():
             return Watched.apply(operation, *tensors)  # type: ignore[no-untyped-call]
         return apply_watched(operation, *tensors)

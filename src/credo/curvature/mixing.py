@@ -94,8 +94,8 @@ def look_at_operation(node: Any, operation: Operation) -> None:
                 f"{operation.name} has rows of the parameter in front, where the examples should be",
             )
     elif not isinstance(operation, Elementwise):
-        unknown = [k for k in operation.parameter_slots if operation.sources[k] is None]
-        _look_at_weights(node, unknown, operation.ledger)
+        unknown = [k for k in operation.parameter_slots if operation.watched_sources[k] is None]
+        _look_at_weights(node, unknown, operation.watched_by)
 
 
 def _look_at_weights(node: Any, slots: Iterable[int], ledger: Ledger) -> None:
@@ -135,7 +135,7 @@ def _makers(node: Any, own: int, ledger: Ledger, stops: Sequence[str]) -> Iterat
     todo, seen = [(node, own, False)], set()
     while todo:
         node, own, picked = todo.pop()
-        if type(node) is _WATCHED and node.operation.ledger is ledger:
+        if type(node) is _WATCHED and node.operation.watched_by is ledger:
             yield node, picked
             continue
         picked = picked or (type(node).__name__ in stops and _leaves_one_row(node, own))
@@ -174,7 +174,7 @@ def _counts_a_parameter(node: Any, operation: Operation, in_any_shape: bool = Tr
 
 def _in_front(operation: Operation) -> list[Source]:
     """The parameters whose rows the result may have in front."""
-    name, sources, last = operation.name, operation.sources, operation.sources[-1]
+    name, sources, last = operation.name, operation.watched_sources, operation.watched_sources[-1]
     if name in _ROWS_OF_THE_FIRST:
         sources = sources[:1]
     elif name in _PRODUCTS and last is not None and last.tensor.dim() <= 2:
@@ -186,7 +186,7 @@ def _sums_into_a_parameter(equation: str, operation: Operation) -> bool:
     """Whether the first letter of an einsum's result is a parameter's alone, or one that its own rows have."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     first = (result if arrow else "".join(sorted(c for c in inputs if inputs.count(c) == 1 and c != ",")))[:1]
-    terms = list(zip(inputs.split(","), operation.sources, strict=True))
+    terms = list(zip(inputs.split(","), operation.watched_sources, strict=True))
     in_data = any(first in term for term, source in terms if source is None)
     return first.isalpha() and (
         not in_data or any(first in term for term, s in terms if s is not None and s.selects)
@@ -218,8 +218,8 @@ def _name(node: Any) -> str:
 
 
 def _refuse(operation: Operation, what: str) -> None:
-    names = operation.ledger.names()
-    roots = {id(root) for source in operation.sources if source is not None for root in source.roots}
+    names = operation.watched_by.names()
+    roots = {id(root) for source in operation.watched_sources if source is not None for root in source.roots}
     raise UnsupportedOperation(
         f"parameter {', '.join(sorted(repr(names[key]) for key in roots))}: the rows of {operation.name} count as "
         f"examples, but {what}, so the squares would be wrong. A constant that meets a parameter must be known: "

@@ -26,8 +26,8 @@ class Operation(ABC):
     """A call with its arguments. A rule returns one; the engine runs it and asks for its gradients.
 
     `tensors` are all tensors of the call in a fixed order (None where one is left out);
-    `parameter_slots` are the places in it for which `backward` gives a `Contribution`. The block that watches it says
-    which `sources` are in its slots, in whose `ledger` it is, and in what `order` of the calls.
+    `parameter_slots` are the places in it for which `backward` gives a `Contribution`. Names that begin with
+    `watched_` belong to the block that watches it.
     """
 
     parameter_slots: frozenset[int]
@@ -37,10 +37,13 @@ class Operation(ABC):
     merged_from: int | None = None  # how many there were before a view merged them with another dimension
     layer: tuple[int, int] | None = None  # slots of a weight with Kronecker factors, and of its bias
     axis: int = 0  # where the examples are: 1 inside attention, whose rows are (T, M, d) or (T·M, d)
-    may_have_none: bool = False  # whether `has_no_examples` is a question
-    sources: tuple[Source | None, ...]
-    ledger: "Ledger"
-    order: int
+    watched_sources: tuple[Source | None, ...]  # which are in its slots
+    watched_by: "Ledger"
+    watched_order: int  # among the calls of the block
+    _may_have_none: bool = False  # whether `has_no_examples` is a question
+
+    def __init_subclass__(cls) -> None:
+        cls._may_have_none = cls.has_no_examples is not Operation.has_no_examples
 
     @abstractmethod
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:

@@ -138,7 +138,7 @@ class Provenance:
 
     def complex_among(self, tensors: Iterable[Tensor | None]) -> bool:
         """Whether a tensor is complex, as what was derived from parameters may be."""
-        return self.complex and any(tensor is not None and tensor.is_complex() for tensor in tensors)
+        return any(tensor is not None and tensor.is_complex() for tensor in tensors)
 
     def constant(self, values: Iterable[Any]) -> bool:
         """Whether there are tensors among the arguments, and all of them are constant."""

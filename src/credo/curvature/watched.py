@@ -32,12 +32,12 @@ class Watched(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         if grads[0] is None and all(grad is None for grad in grads):
             return (None,) * (len(needed) + 1)
-        ledger = operation.ledger
+        ledger = operation.watched_by
         current = ledger.current or ledger.require_pass()
         saved = ctx.saved_tensors  # a checkpoint runs its forward again here, so the block must still see it
         with _plain_torch(saved) if _is_any_autocast_enabled() else DisableTorchFunction():
             pieces = operation.backward(grads, needed, current.examples, saved)
-            return None, *ledger.receive(current, operation.sources, pieces)
+            return None, *ledger.receive(current, operation.watched_sources, pieces)
 
 
 # `Watched.apply` without its search of every argument for what functorch may have left in it.

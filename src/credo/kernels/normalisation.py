@@ -12,7 +12,7 @@ from torch import Tensor
 from credo.kernels import native
 from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.prepared import Prepared
-from credo.kernels.scratch import scratch, spacious_like, workspace
+from credo.kernels.scratch import is_worth_space, scratch, spacious_like, workspace
 
 CHUNK = 1 << 20  # bytes that the twin works on at a time
 Gradients = tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]
@@ -26,9 +26,12 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """torch's own: the output, which most networks soon drop, and in training mean and invstd of the batch."""
+    """torch's own: the output, which most networks soon drop, and in training mean and invstd of the batch.
+
+    With `out=` torch forgets the mean of inputs with gaps between their elements.
+    """
     numbers = (x, *affine, *running, training, momentum, eps)
-    if x.dtype not in (torch.float32, torch.float64) or not x.is_cpu:
+    if x.dtype not in (torch.float32, torch.float64) or not is_worth_space(x):
         return torch.native_batch_norm(*numbers)
     out, mean, invstd = spacious_like(x), x.new_empty(0), x.new_empty(0)
     return torch.native_batch_norm(*numbers, out=(out, mean, invstd))

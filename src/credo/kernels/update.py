@@ -176,7 +176,7 @@ def _cut(rows: Sequence[Row]) -> Iterator[list[list[Tensor]]]:
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether no element is infinite or NaN: one pass, no copy, at most one wait for the device."""
     if call := lists.call("all_finite", tensors):
-        return bool(call.kernel(*call[1:], _threads()))
+        return bool(call.kernel(*call[1:], c_int64(torch.get_num_threads())))
     with torch.no_grad():
         return _all_finite_twin(tensors)
 
@@ -189,7 +189,3 @@ def _all_finite_twin(tensors: Sequence[Tensor]) -> bool:
     else:
         finite = bool(torch.stack([own.double() for own in sums]).isfinite().all())
     return finite or all(bool(tensor.isfinite().all()) for tensor in tensors)
-
-
-def _threads() -> c_int64:
-    return c_int64(torch.get_num_threads())

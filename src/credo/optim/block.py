@@ -17,7 +17,7 @@ class Block(AbstractContextManager[Seen]):
     """Gradients begin at none in it. If it fails they are what they were before; else the sums over samples so far."""
 
     def __init__(self, optimizer: "BayesianOptimizer", scale: float | None):
-        self._optimizer, self._scale = optimizer, scale
+        self._optimizer, self._scale, self._open = optimizer, scale, False
 
     def __enter__(self) -> Seen:
         own = self._optimizer
@@ -26,7 +26,7 @@ class Block(AbstractContextManager[Seen]):
         self._parameters = own._trainable()
         self._before = [p.grad for p in self._parameters] if own._gathered.samples else None
         try:
-            own._inside = threading.get_ident()
+            self._open, own._inside = True, threading.get_ident()
             for p in self._parameters:
                 p.grad = None
             self._sample = own._sample(self._parameters)
@@ -46,14 +46,18 @@ class Block(AbstractContextManager[Seen]):
                 own._gather(seen, self._parameters, self._before, self._scale)
                 taken = True
         finally:  # also after an interrupt: nobody else would open the optimiser again
-            own._inside = None
+            self._open, own._inside = False, None
             if not taken:
                 self._give_up()
         if taken and not own._warned and seen.examples > own.settings["data_size"]:
             checks.warn_of_small_data(seen.examples, own.settings["data_size"])
             own._warned = True
 
+    def __del__(self) -> None:
+        if self._open:  # an interrupt came before the end could
+            self._give_up()
+
     def _give_up(self) -> None:
-        self._optimizer._inside = None
+        self._open, self._optimizer._inside = False, None
         for k, p in enumerate(self._parameters):
             p.grad = None if self._before is None else self._before[k]

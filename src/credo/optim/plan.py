@@ -47,7 +47,7 @@ class Plan:
         self._sampler: Sampler | None = None
         self._updaters: dict[bool, Updater] = {}
         self.keeps = all(t.is_cpu for t in chain(self._all, *[own.values() for own in self.states]))
-        self._seen = [_look(p, own) for p, own in zip(self.parameters, self.states, strict=True)]
+        self._seen = list(map(_look, self.parameters, self.states)) if self.keeps else []
 
     def fits(self, group: Mapping[str, Any], state: State) -> bool:
         if len(state) != len(self._state) or not identical(group["params"], self._all):
@@ -94,7 +94,7 @@ class Plan:
 
 
 def _look(p: Tensor, own: dict[str, Tensor]) -> tuple[Any, ...]:
-    """All of a parameter, its curvature and its momentum that could change, as `fits` compares it."""
+    """What `fits` compares. State is made by the optimiser, in the parameter's order: it may move, but not turn."""
     s, m = own.get("curvature"), own.get("momentum")
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (p, s, m)]
     return (p, own, p.dtype, p.shape, p.stride(), addresses[0], s, addresses[1], m, addresses[2])
@@ -127,7 +127,7 @@ class Plans(dict[int, Plan]):
     ) -> Subjects:
         """For a block that watches trainable parameters of the groups. Buffers are asked for anew: they come and go.
 
-        It must not hold the optimiser, which may hold its sums.
+        It must not hold the optimiser, which holds it: garbage for the collector would be the end of both.
         """
         constants, known = [] if module is None else buffers_of(module), self.subjects
         if known is None or not identical(list(known.watched.values()), parameters):

@@ -51,7 +51,6 @@ class Elementwise(Operation):
     """out = f(a, b) elementwise with broadcasting; `slopes` gives ∂f/∂a and ∂f/∂b, or None for 1."""
 
     parameter_slots = frozenset({0, 1})
-    may_have_none = True
 
     def __init__(
         self, name: str, function: Callable[..., Tensor], slopes: Callable[..., Tensor], a: Any, b: Any
