@@ -25,16 +25,19 @@ class Subjects:
     ):
         self.names = names
         self.watched: dict[int, Tensor] = {}
+        self.sources: dict[int, Source] = {}
         self.constants = {id(constant): constant for constant in constants}
         for p in parameters:
-            (self.watched if p.requires_grad else self.constants)[id(p)] = p
-        for key, p in self.watched.items():
-            if p.is_complex():
+            key = id(p)
+            if not p.requires_grad:
+                self.constants[key] = p
+            elif p.is_complex():
                 raise InvalidType(
                     f"parameter {names().get(key)!r} is complex ({p.dtype}), and has no squared gradient. Keep its two "
                     "parts in a real one, and use torch.view_as_complex of it."
                 )
-        self.sources = {key: Source(p) for key, p in self.watched.items()}
+            else:
+                self.watched[key], self.sources[key] = p, Source(p)
 
 
 def subjects_of(parameters: Parameters) -> Subjects:
