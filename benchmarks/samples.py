@@ -67,6 +67,7 @@ def measured(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
     gc.disable()
     for k in range(rounds + 3):
         for name, step in steps.items():
+            step()  # after another contender caches and freed memory are its own, in training they are not
             start = time.perf_counter()
             step()
             if k >= 3:
