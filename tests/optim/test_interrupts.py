@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 
 import credo
+from credo.errors import CallOrderError
 from credo.kernels import noise, update
+from credo.optim.block import Block
 from tests.optim.trained import X, Y, assert_unchanged, learned, trained
 
 
@@ -40,7 +42,7 @@ class InterruptAt:
         "curvature/capture.py",
         "curvature/engine.py",
     )
-    functions = ("__enter__", "__exit__", "_run_in_turn", "_give_up", "_end", "run")
+    functions = ("__enter__", "__exit__", "_run_in_turn", "_give_up", "run")
 
     def __init__(self, line: int):
         self.left = line
@@ -90,6 +92,30 @@ def test_an_interrupt_at_any_line_of_a_block_leaves_the_optimizer_usable(step):
         optimizer.load_state_dict(saved)  # forgets a first sample of two
         step(model, optimizer)
     assert line > 60
+
+
+def test_a_block_that_was_cut_off_does_not_disturb_a_later_one():
+    """A notebook keeps the last traceback, and with it the block, until another takes its place."""
+    model, optimizer = trained()
+    cut_off = Block(optimizer, None)
+    cut_off.__enter__()
+    torch._C._pop_torch_function_stack()
+    optimizer._keeper.restore()  # as the end of a step does
+    optimizer._inside = None
+    with optimizer.sampled():
+        F.cross_entropy(model(X), Y).backward()
+        sample, gradients = ([t.clone() for t in row] for row in sampled_rows(model))
+        del cut_off
+        assert all(map(torch.equal, sample, sampled_rows(model)[0]))
+        assert all(map(torch.equal, gradients, sampled_rows(model)[1]))
+        with pytest.raises(CallOrderError, match="inside"):
+            optimizer.step()
+    optimizer.step()
+    assert torch.overrides._get_current_function_mode() is None
+
+
+def sampled_rows(model):
+    return [p.detach() for p in model.parameters()], [p.grad for p in model.parameters()]
 
 
 @pytest.mark.skipif(

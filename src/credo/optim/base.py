@@ -40,6 +40,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
 
     _step_supports_amp_scaling = True  # a GradScaler then tells its scale at the step
     _inside: int | None  # the thread that is inside a block
+    _block: object = None  # what only the block that was opened last knows
     _left: checks.Left  # what the last step left in .grad
     _warned: bool
     _world: World

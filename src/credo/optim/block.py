@@ -17,7 +17,8 @@ class Block(AbstractContextManager[Seen]):
     """Gradients begin at none in it. If it fails they are what they were before; else the sums over samples so far."""
 
     def __init__(self, optimizer: "BayesianOptimizer", scale: float | None):
-        self._optimizer, self._scale, self._open = optimizer, scale, False
+        self._open = False
+        self._optimizer, self._scale, self._token = optimizer, scale, object()
 
     def __enter__(self) -> Seen:
         own = self._optimizer
@@ -26,7 +27,7 @@ class Block(AbstractContextManager[Seen]):
         self._parameters = own._trainable()
         self._before = [p.grad for p in self._parameters] if own._gathered.samples else None
         try:
-            self._open, own._inside = True, threading.get_ident()
+            self._open, own._block, own._inside = True, self._token, threading.get_ident()
             for p in self._parameters:
                 p.grad = None
             self._sample = own._sample(self._parameters)
@@ -54,10 +55,12 @@ class Block(AbstractContextManager[Seen]):
             own._warned = True
 
     def __del__(self) -> None:
-        if self._open:  # an interrupt came before the end could
+        # An interrupt came before the end could; unless a traceback has kept this one until after the next was opened.
+        if self._open and self._optimizer._block is self._token:
             self._give_up()
 
     def _give_up(self) -> None:
+        self._optimizer._keeper.__exit__()
         self._open, self._optimizer._inside = False, None
         for k, p in enumerate(self._parameters):
             p.grad = None if self._before is None else self._before[k]

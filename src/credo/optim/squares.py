@@ -96,7 +96,6 @@ class _Sample(AbstractContextManager[Statistics]):
     def __init__(self, optimizer: SquaresOptimizer, parameters: list[Tensor]):
         self._optimizer, self._parameters = optimizer, parameters
         self._slices: int = optimizer.settings["mc_slices"]
-        self._ended = False
 
     def __enter__(self) -> Statistics:
         own, stacks = self._optimizer, None
@@ -109,7 +108,7 @@ class _Sample(AbstractContextManager[Statistics]):
             self._watching = watching(subjects, own.settings["reduction"], stacks=stacks)
             return self._watching.__enter__()
         except BaseException:
-            self._end()
+            own._keeper.__exit__()
             raise
 
     def __exit__(
@@ -119,14 +118,6 @@ class _Sample(AbstractContextManager[Statistics]):
         try:
             self._watching.__exit__(kind, error, trace)
         finally:
-            self._end()
+            own._keeper.__exit__()
         if kind is None:
             own.counters["draws"] += self._slices
-
-    def __del__(self) -> None:
-        if not self._ended:  # an interrupt came before the end could
-            self._end()
-
-    def _end(self) -> None:
-        self._optimizer._keeper.__exit__()
-        self._ended = True
