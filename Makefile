@@ -23,6 +23,7 @@ format: .venv/dev.stamp           ## mends what `make check` would complain abou
 bench: .venv-bench/bench.stamp    ## time and memory beside Adam and the other libraries
 	.venv-bench/bin/python -m benchmarks.run
 	.venv-bench/bin/python -m benchmarks.kronecker
+	.venv-bench/bin/python -m benchmarks.importing
 
 clean:
 	rm -rf .venv .venv-bench build dist demo src/*.egg-info src/credo/kernels/*.so .*_cache .hypothesis
