@@ -217,6 +217,25 @@ def test_a_sample_is_mean_plus_noise_times_sigma(both_kernels, dtype, vector):
     assert torch.equal(other, weight)
 
 
+@pytest.mark.parametrize("where", EVERYWHERE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_widths_are_exact_at_every_precision(where, dtype):
+    """From the smallest normal number to almost the largest; beyond them, none and all of the noise."""
+    limits = torch.finfo(dtype)
+    precision = torch.logspace(
+        math.log10(limits.tiny), math.log10(limits.max) - 0.1, 1000, dtype=torch.float64
+    )
+    precision = precision.to(dtype)
+    with forced(where):
+        unit, own = sampled(1000, dtype=dtype), torch.zeros(1000, dtype=dtype)
+        noise.sample_(own, precision, 0.25, 0.0, SEED, STREAM)
+        truth = unit.double() * (0.25 / precision.double()).sqrt()
+        assert ((own.double() - truth).abs() <= 4 * limits.eps * truth.abs()).all()
+        ends = torch.ones(2, dtype=dtype)
+        noise.sample_(ends, torch.tensor([math.inf, 0.0], dtype=dtype), 0.25, 0.0, SEED, STREAM)
+        assert ends[0] == 1 and ends[1].isinf()
+
+
 def test_layouts_in_memory_do_not_mix_up_elements(both_kernels):
     mean, curvature = torch.zeros(8, 6, 3, 3).to(memory_format=torch.channels_last), torch.rand(8, 6, 3, 3)
     weight = mean.clone()

@@ -8,6 +8,7 @@
 // small ones are summed over slices of the examples. Neither lets the number of threads change the result.
 #include "groups.h"
 #include "plan.h"
+#include "transposed.h"
 
 namespace {
 
@@ -159,7 +160,24 @@ class Convolution {
 
     // From [tap][total, squares][row][lane] to the layout of the weight, [output][channel][tap].
     void write(const Job& job, const T* sums, bool add, T* total, T* squares) const {
-        const int64_t size = job.rows * job.vectors * width, step = plan.runs ? given.kernel[2] : 1;
+        if (plan.runs) return write_run(job, sums, add, total, squares);
+        const int64_t row = job.vectors * width, size = job.rows * row, step = plan.swapped ? 1 : at.channels;
+        // Where lanes are outputs, the taps of one row follow those of another.
+        const int64_t together = plan.swapped || job.taps < plan.tap_count ? 1 : job.rows;
+        for (int64_t r = 0; r < job.rows; r += together)
+            for (int64_t v = 0; v < job.vectors; ++v) {
+                const int64_t line = job.row + r, column = job.column + v * width;
+                const int64_t first = plan.swapped ? first_tap(line, column) : first_tap(column, line);
+                const Matrix<T> of_total = {sums + r * row + v * width, together, job.taps, row, 2 * size};
+                const Matrix<T> of_squares = {of_total.first + size, together, job.taps, row, 2 * size};
+                const int64_t lanes = smaller(width, job.lanes - v * width), next = step * plan.tap_count;
+                of_total.transpose_to(total + first + job.tap, next, lanes, add);
+                of_squares.transpose_to(squares + first + job.tap, next, lanes, add);
+            }
+    }
+
+    void write_run(const Job& job, const T* sums, bool add, T* total, T* squares) const {
+        const int64_t size = job.rows * job.vectors * width, step = given.kernel[2];
         const int64_t outputs = plan.swapped ? job.rows : job.lanes, channels = plan.swapped ? job.lanes : job.rows;
         for (int64_t o = 0; o < outputs; ++o)
             for (int64_t c = 0; c < channels; ++c) {

@@ -68,11 +68,16 @@ CREDO_INLINE Words philox(Key key, Lanes block) {
 
 CREDO_INLINE Lanes join(Lanes first, Lanes second) { return (first & 0xffffffffu) | second << 32; }
 
+// 0, 1, 2, …
+template <uint64_t... lane>
+CREDO_INLINE Lanes numbered(std::integer_sequence<uint64_t, lane...>) {
+    return Lanes{lane...};
+}
+
 // Calls body(b, words) for the blocks b of a tile, a vector of them at a time.
 template <int blocks, typename Body>
 CREDO_INLINE void for_blocks(Key key, uint64_t tile, const Body& body) {
-    Lanes counter = Lanes{} + tile * lanes;
-    for (int i = 0; i < Simd<uint64_t>::width; ++i) counter[i] += i;
+    Lanes counter = tile * lanes + numbered(std::make_integer_sequence<uint64_t, Simd<uint64_t>::width>());
     for (int b = 0; b < blocks; b += Simd<uint64_t>::width, counter += Simd<uint64_t>::width)
         body(b, philox(key, counter));
 }

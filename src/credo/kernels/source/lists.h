@@ -1,6 +1,8 @@
 // A walk over lists of tensors in tiles, divided among threads.
 #pragma once
 
+#include <cstring>
+
 #include "simd.h"
 
 namespace {
@@ -10,6 +12,15 @@ constexpr int64_t tiles_per_thread = 128;  // fewer than this are done before an
 
 CREDO_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 CREDO_INLINE int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
+
+// A tile, whole or the piece at the end; for a whole one, as most are, the compiler knows the size and calls nothing.
+template <typename T>
+CREDO_INLINE void copy(T* to, const T* from, int64_t count) {
+    if (count == tile_size)
+        std::memcpy(to, from, tile_size * sizeof(T));
+    else
+        std::memcpy(to, from, count * sizeof(T));
+}
 
 // Tensors of `sizes` elements; tensor k is a piece of a longer row and begins at its element starts[k], or 0.
 struct List {

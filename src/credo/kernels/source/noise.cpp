@@ -1,6 +1,7 @@
 // Standard normals, and weights w = μ + ε·√(scale / (curvature + shift)) in one pass, for lists of tensors.
 #include "gaussian.h"
 #include "lists.h"
+#include "widths.h"
 
 namespace {
 
@@ -20,11 +21,15 @@ struct Sampled {
 // One tile.
 template <bool shifted, bool keeps, typename T>
 CREDO_INLINE void combine(const Sampled<T> at, T scale, T shift, const T* noise) {
+    T precision[tile_size], sigma[tile_size];
+#pragma omp simd
+    for (int i = 0; i < tile_size; ++i) precision[i] = at.curvature[i] + (shifted ? at.shifts[i] : shift);
+    widths(sigma, precision, scale);
 #pragma omp simd
     for (int i = 0; i < tile_size; ++i) {
         const T mean = at.mean[i];
         if (keeps) at.kept[i] = mean;
-        at.weight[i] = mean + noise[i] * root(scale / (at.curvature[i] + (shifted ? at.shifts[i] : shift)));
+        at.weight[i] = mean + noise[i] * sigma[i];
     }
 }
 
@@ -67,7 +72,7 @@ template <typename T>
 int64_t normal(const List& list, T* const* outs, Keys keys, int64_t threads) {
     divide(list, threads, [&](int64_t k, int64_t begin, int64_t end) {
         with_noise<T>(keys[k], list.start(k), begin, end, [&](int64_t i, int64_t count, const T* noise) {
-            std::memcpy(outs[k] + i, noise, count * sizeof(T));
+            copy(outs[k] + i, noise, count);
         });
     });
     return 0;

@@ -20,6 +20,7 @@ struct Plan {
     static constexpr int64_t slice_places = 4096;     // fewer would not pay for writing a slice's sums
     static constexpr int64_t least_places = 2048;     // of a chunk: fewer would not pay for writing the tiles
     static constexpr int64_t adjacent_channels = 48;  // with more, places fall on the same few sets of the L1 cache
+    static constexpr int64_t few_pixels = 64;
     static constexpr int64_t few_uses = 72;           // which would not pay for packing
 
     Geometry at, given;  // of one group: as the inner loop sees it, and as it came
@@ -73,8 +74,10 @@ struct Plan {
 
     void choose_tiles() {
         tap_count = product(at.kernel);
-        // The fuller vectors win; x stays on the left unless that wastes a fifth.
-        swapped = at.outputs * divide_up(at.channels, width) * 5 < at.channels * divide_up(at.outputs, width) * 4;
+        // The fuller vectors win; if none wastes a fifth x is on the left, except where writing takes long.
+        const int64_t x_on_the_left = at.channels * divide_up(at.outputs, width);
+        const int64_t g_on_the_left = at.outputs * divide_up(at.channels, width);
+        swapped = large_for_its_places() ? 4 * g_on_the_left < 5 * x_on_the_left : 5 * g_on_the_left < 4 * x_on_the_left;
         vectors = smaller(divide_up(columns(), width), most_vectors);
         const int64_t height = equal_parts(rows(), vectors == 1 ? most_rows : most_rows_wide);
         const int64_t uses = tap_count * at.channels;  // of every element of g
@@ -84,6 +87,13 @@ struct Plan {
         if (runs) x = Operand{true, x.width, x.count, x.width, product(at.size) * given.channels, given.channels};
         const int64_t tap_bytes = sizeof(T) * 2 * height * vectors * width;
         taps_per_job = equal_parts(tap_count, larger(1, sums_bytes / tap_bytes));
+    }
+
+    // Of such a weight the sums are a good part of the work. With g on the left those of an output are written in one
+    // piece; and with small images the vectors of x that a tile needs fit the L1 cache.
+    bool large_for_its_places() const {
+        const bool moves = at.stride[0] * at.stride[1] * at.stride[2] > 1;
+        return !runs && !moves && tap_count > 1 && product(at.size) <= few_pixels;
     }
 
     // Of a length cut into parts that are about equal and at most `most` long, the longest.

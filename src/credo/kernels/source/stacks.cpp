@@ -4,26 +4,18 @@
 // The width of a tile is computed once for all samples; the numbers are those of as many single samples.
 #include "gaussian.h"
 #include "lists.h"
+#include "widths.h"
 
 namespace {
 
-// A tile, whole or the piece at the end; for a whole one, as most are, the compiler knows the size and calls nothing.
-template <typename T>
-CREDO_INLINE void copy(T* to, const T* from, int64_t count) {
-    if (count == tile_size)
-        std::memcpy(to, from, tile_size * sizeof(T));
-    else
-        std::memcpy(to, from, count * sizeof(T));
-}
-
-// σ of `count` elements. A piece of a tile is done as a whole tile on copies: the same arithmetic, wherever the end.
+// s + shift of `count` elements. A piece of a tile is done as a whole tile: the same arithmetic, wherever the end.
 template <bool shifted, typename T>
-CREDO_INLINE void widths(T (&sigma)[tile_size], const T* curvature, const T* shifts, T scale, T shift, int64_t count) {
-    T c[tile_size] = {}, s[tile_size] = {};
-    copy(c, curvature, count);
+CREDO_INLINE void add_shift(T (&precision)[tile_size], const T* curvature, const T* shifts, T shift, int64_t count) {
+    T s[tile_size] = {};
+    copy(precision, curvature, count);
     if (shifted) copy(s, shifts, count);
 #pragma omp simd
-    for (int i = 0; i < tile_size; ++i) sigma[i] = root(scale / (c[i] + (shifted ? s[i] : shift)));
+    for (int i = 0; i < tile_size; ++i) precision[i] += shifted ? s[i] : shift;
 }
 
 // `tensors`: rows of stacks (samples, *shape), means, curvatures and shifts; sample s has the stream `stream + s`.
@@ -38,8 +30,9 @@ int64_t sample_stacks(const List& list, T* const* tensors, T scale, T shift, con
         const Key first = {uint64_t(seed_stream[0]), uint64_t(seed_stream[1]), uint64_t(indices[k])};
         for (int64_t at = begin; at < end; at += tile_size) {
             const int64_t count = smaller(tile_size, end - at);
-            T sigma[tile_size], mu[tile_size] = {}, noise[tile_size];
-            widths<shifted>(sigma, curvature + at, shifts + at, scale, shift, count);
+            T precision[tile_size] = {}, sigma[tile_size], mu[tile_size] = {}, noise[tile_size];
+            add_shift<shifted>(precision, curvature + at, shifts + at, shift, count);
+            widths(sigma, precision, scale);
             copy(mu, mean + at, count);
             for (int64_t sample = 0; sample < samples; ++sample) {
                 gaussians({first.seed, first.stream + sample, first.index}, at / tile_size, noise);
