@@ -1,5 +1,9 @@
 """Memory that is used again must never be somebody's still."""
 
+import os
+import platform
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -89,3 +93,34 @@ def test_spacious_tensors_look_like_others(x: torch.Tensor) -> None:
 def test_large_ones_have_bytes_to_spare(x: torch.Tensor) -> None:
     """glibc looks for a block larger by the alignment, 64 in torch, and by its smallest block, 32."""
     assert spacious_like(x).untyped_storage().nbytes() == x.nbytes + SPARE >= x.nbytes + 64 + 32
+
+
+FAULTS = """
+import resource, torch
+from credo.kernels.scratch import expect_large_blocks
+expect_large_blocks()
+def pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    [torch.ones(2 << 20) for _ in range(25)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+pages()
+print(min(pages() for _ in range(3)))
+"""
+
+
+def faults_of_two_hundred_megabytes(**environment: str) -> int:
+    """When they are taken for another time, in a new process."""
+    others = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    probe = subprocess.run(
+        [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, env=others | environment
+    )
+    return int(probe.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left as they are")
+def test_freed_memory_is_kept_unless_the_environment_says_otherwise() -> None:
+    kept = faults_of_two_hundred_megabytes()
+    assert kept < 20
+    # 50,000 and more; where pages are huge, 100.
+    assert faults_of_two_hundred_megabytes(MALLOC_TRIM_THRESHOLD_="131072") > kept + 50
+    assert faults_of_two_hundred_megabytes(GLIBC_TUNABLES="glibc.malloc.mmap_threshold=131072") > kept + 50

@@ -4,6 +4,9 @@ torch's CPU allocator gives memory back to the system at once, and touching fres
 do: without reuse the pure-torch path takes half as long again on a small network.
 """
 
+import ctypes
+import os
+import sys
 import threading
 from functools import cache
 from typing import Any
@@ -15,7 +18,11 @@ LIMIT = 24 << 20  # bytes that all the buffers of one kernel may have together
 VIEWS = 512  # of buffers, in the shapes that were asked for; making one takes longer than many an operation
 LARGE = 1 << 20  # bytes of a tensor whose place in memory is worth using again
 SPARE = 128  # bytes, more than glibc needs to align a block
-BRIEF = 31 << 20  # bytes of one block that comes and goes; above 32 MB glibc learns nothing from it
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
+LARGEST_KEPT, MOST_KEPT = (
+    32 << 20,
+    1 << 30,
+)  # bytes of one freed block, the most that glibc allows, and of all
 
 _kept = threading.local()
 
@@ -85,10 +92,16 @@ def is_worth_space(x: Tensor) -> bool:
 
 @cache
 def expect_large_blocks() -> None:
-    """Has the C library keep up to 62 MB of freed memory, for the activations and gradients that come and go.
+    """Has the C library keep up to 1 GB of freed memory, for the activations and gradients that come and go.
 
-    glibc keeps twice the largest mapped block that was ever freed; before that it gives back, at the end of every
-    backward pass, what the next one must fault in again: on a small ResNet a tenth of a step. This frees such a block;
-    it is never touched, and costs nothing.
+    glibc gives back, at the end of every backward pass, what the next one must fault in again: a tenth of a step on
+    a small ResNet, a fortieth on a large one. Blocks of more than 32 MB still come and go by themselves. Thresholds
+    that are set in the environment stay.
     """
-    torch.empty(BRIEF, dtype=torch.uint8)
+    asked = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ)
+    if sys.platform != "linux" or asked or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "gnu_get_libc_version"):
+        library.mallopt(MMAP_THRESHOLD, LARGEST_KEPT)
+        library.mallopt(TRIM_THRESHOLD, MOST_KEPT)
