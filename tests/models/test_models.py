@@ -108,6 +108,11 @@ def test_dropout_is_off_in_eval_mode_and_on_in_training(model: nn.Module) -> Non
     assert not torch.equal(model(x), model(x))
 
 
+@pytest.mark.parametrize("model", [LeNet5(), AlexNet(width=4), ResNet18(width=4), MLP((12, 9, 4), dropout=0)])
+def test_without_a_rate_there_is_no_dropout_to_call(model: nn.Module) -> None:
+    assert not any(isinstance(module, nn.Dropout) for module in model.modules())
+
+
 @pytest.mark.parametrize("model", [LeNet5(), AlexNet(width=16), ResNet18(width=16), MLP((12, 200, 200, 10))])
 def test_xavier_normal(model: nn.Module) -> None:
     xavier_normal_(model, generator=torch.Generator().manual_seed(0))

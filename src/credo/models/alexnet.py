@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from credo.models.arguments import dropout_rate, positive_int
+from credo.models.arguments import dropout_layer, positive_int
 
 
 class AlexNet(nn.Module):
@@ -25,7 +25,7 @@ class AlexNet(nn.Module):
         self.conv4 = nn.Conv2d(6 * width, 4 * width, 3, padding=1)
         self.conv5 = nn.Conv2d(4 * width, 4 * width, 3, padding=1)
         self.fc = nn.Linear(4 * width, positive_int("num_classes", num_classes))
-        self.dropout = nn.Dropout(dropout_rate(dropout))
+        self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.dropout(self.conv1(x))), 2)  # maps of 8 → 4

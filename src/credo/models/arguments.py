@@ -1,5 +1,7 @@
 """What every constructor here checks, at the call that is wrong and not inside the first forward."""
 
+from torch import nn
+
 from credo.errors import InvalidType, InvalidValue
 
 
@@ -17,3 +19,9 @@ def dropout_rate(value: object) -> float:
     if not 0 <= value < 1:
         raise InvalidValue(f"dropout={value} is outside 0 <= p < 1; 0 is none, the paper uses 0.1")
     return float(value)
+
+
+def dropout_layer(rate: object) -> nn.Module:
+    """Of rate 0 it is none: a layer that does nothing still costs a call, and more where calls are watched."""
+    checked = dropout_rate(rate)
+    return nn.Dropout(checked) if checked else nn.Identity()

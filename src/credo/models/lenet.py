@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from credo.models.arguments import dropout_rate, positive_int
+from credo.models.arguments import dropout_layer, positive_int
 
 
 class LeNet5(nn.Module):
@@ -25,7 +25,7 @@ class LeNet5(nn.Module):
         self.fc1 = nn.Linear(16 * side * side, 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, positive_int("num_classes", num_classes))
-        self.dropout = nn.Dropout(dropout_rate(dropout))
+        self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.dropout(self.conv1(x))), 2)

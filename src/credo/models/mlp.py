@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from credo.errors import InvalidValue
-from credo.models.arguments import dropout_rate, positive_int
+from credo.models.arguments import dropout_layer, positive_int
 
 
 class MLP(nn.Module):
@@ -23,7 +23,7 @@ class MLP(nn.Module):
             raise InvalidValue(f"sizes={tuple(sizes)!r} is too short; give at least (inputs, outputs)")
         sizes = [positive_int(f"sizes[{i}]", size) for i, size in enumerate(sizes)]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
-        self.dropout = nn.Dropout(dropout_rate(dropout))
+        self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from credo.errors import InvalidValue
-from credo.models.arguments import dropout_rate, positive_int
+from credo.models.arguments import dropout_layer, dropout_rate, positive_int
 
 Stem = Literal["imagenet", "cifar"]
 
@@ -26,7 +26,7 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=bias)
         self.bn2 = normalisation(outputs, batch_norm)
         self.downsample = shortcut(inputs, outputs, stride, dropout, batch_norm)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.dropout(self.conv1(x))))
@@ -63,7 +63,7 @@ class ResNet18(nn.Module):
         self.layer3 = stage(2 * width, 4 * width, 2, dropout, batch_norm)
         self.layer4 = stage(4 * width, 8 * width, 2, dropout, batch_norm)
         self.fc = nn.Linear(8 * width, positive_int("num_classes", num_classes))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.dropout(self.conv1(x))))
@@ -100,6 +100,6 @@ def shortcut(inputs: int, outputs: int, stride: int, dropout: float, batch_norm:
     conv = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=not batch_norm)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["0"] = conv
-    layers["dropout"] = nn.Dropout(dropout)  # a name, so that conv and bn keep torchvision's numbers
+    layers["dropout"] = dropout_layer(dropout)  # a name, so that conv and bn keep torchvision's numbers
     layers["1"] = normalisation(outputs, batch_norm)
     return nn.Sequential(layers)
