@@ -11,7 +11,7 @@ import torch
 
 import credo
 from credo.kernels import scratch as memory
-from credo.kernels.scratch import LARGE, SPARE, scratch, spacious_like
+from credo.kernels.scratch import LARGE, SPARE, is_worth_space, scratch, spacious
 
 
 def squares_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -81,9 +81,15 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("x", [*LARGE_ONES.values(), *OTHERS.values()], ids=[*LARGE_ONES, *OTHERS])
+@pytest.mark.parametrize("x", OTHERS.values(), ids=OTHERS)
+def test_small_ones_and_those_with_gaps_are_not_worth_it(x: torch.Tensor) -> None:
+    assert not is_worth_space(x)
+
+
+@pytest.mark.parametrize("x", LARGE_ONES.values(), ids=LARGE_ONES)
 def test_spacious_tensors_look_like_others(x: torch.Tensor) -> None:
-    found, expected = spacious_like(x), torch.empty_like(x)
+    assert is_worth_space(x)
+    found, expected = spacious(x), torch.empty_like(x)
     assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
     assert not found._is_view()  # autograd forbids changes of views in place
     assert found.copy_(torch.ones_like(x)).eq(1).all()
@@ -92,7 +98,7 @@ def test_spacious_tensors_look_like_others(x: torch.Tensor) -> None:
 @pytest.mark.parametrize("x", LARGE_ONES.values(), ids=LARGE_ONES)
 def test_large_ones_have_bytes_to_spare(x: torch.Tensor) -> None:
     """glibc looks for a block larger by the alignment, 64 in torch, and by its smallest block, 32."""
-    assert spacious_like(x).untyped_storage().nbytes() == x.nbytes + SPARE >= x.nbytes + 64 + 32
+    assert spacious(x).untyped_storage().nbytes() == x.nbytes + SPARE >= x.nbytes + 64 + 32
 
 
 FAULTS = """

@@ -10,6 +10,7 @@ groups is a layer for each group, so its factors are stacks (groups, ·, ·).
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -34,9 +35,9 @@ def row_factors(x: Tensor, g: Tensor, biased: bool, sharing: str) -> Factors:
 def convolution_factors(
     x: Tensor,  # (M, C, *places), padded
     g: Tensor,  # (M, O, *positions)
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
     groups: int,
     biased: bool,
     sharing: str,
@@ -58,7 +59,7 @@ def convolution_factors(
 
 
 def _patches(
-    x: Tensor, kernel_size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
+    x: Tensor, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Tensor:
     """What the kernel sees at each position: (groups, C / groups · kernel, M, T), in the order of the weight.
 

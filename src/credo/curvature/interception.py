@@ -94,10 +94,14 @@ class Interception(TorchFunctionMode):
     def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call without a parameter, as it is; what it makes of constants alone is a constant."""
         result = func(*args, **kwargs) if self._stacks is None else self._stacks.run(func, args, kwargs)
-        if (self._provenance.constants or func is torch.arange) and isinstance(result, Tensor):
-            known = self._provenance
-            if _is_positions(func, result) or known.constant((*args, *kwargs.values())):
-                known.add_constant(result)
+        known = self._provenance
+        if (
+            (known.constants or func is torch.arange)
+            and id(result) not in known.constants  # as a buffer is that was changed in place
+            and isinstance(result, Tensor)
+            and (_is_positions(func, result) or known.constant((*args, *kwargs.values())))
+        ):
+            known.add_constant(result)
         return result
 
     def _replace_without_rule(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -114,8 +118,18 @@ class Interception(TorchFunctionMode):
 
     def _replace_by(self, operation: Operation, func: Any, args: Any, kwargs: Any) -> Any:
         """By an operation with a rule, if parameters stand where the rule expects them."""
-        known = self._provenance
-        sources, data, expected = known.sources_and_data(operation.tensors, operation.parameter_slots)
+        # One loop, here: between two large kernels Python runs from cold caches, and pays for every function it meets.
+        known, slots, data, expected = self._provenance, operation.parameter_slots, False, True
+        table, constants = known.sources, known.constants
+        found: list[Source | None] = []
+        for tensor in operation.tensors:
+            source = table.get(id(tensor))
+            if source is not None:
+                expected = expected and len(found) in slots
+            elif tensor is not None and id(tensor) not in constants:
+                data = True
+            found.append(source)
+        sources = tuple(found)
         if not data or (operation._may_have_none and operation.has_no_examples(known)):
             return self._derive(func, args, kwargs)
         if not expected or (self._examples_second and operation.name != "linear"):
@@ -144,7 +158,7 @@ class Interception(TorchFunctionMode):
         operation.watched_sources, operation.watched_by = sources, self.ledger
         operation.watched_order = self._calls
         self._calls += 1
-        tensors = operation.release()
+        tensors, operation.tensors = operation.tensors, ()  # `release`
         if _are_functorch_transforms_active():
             return Watched.apply(operation, *tensors)  # type: ignore[no-untyped-call]
         return apply_watched(operation, *tensors)

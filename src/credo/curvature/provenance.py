@@ -8,7 +8,7 @@ graph that made it.
 """
 
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -121,21 +121,6 @@ class Provenance:
         """Whether no example has touched this tensor."""
         return id(tensor) in self.sources or id(tensor) in self.constants
 
-    def sources_and_data(
-        self, tensors: Iterable[Tensor | None], slots: Container[int]
-    ) -> tuple[tuple[Source | None, ...], bool, bool]:
-        """The source of each tensor that has one; whether examples may be in another; whether all are in `slots`."""
-        sources, data, expected = self.sources, False, True
-        found: list[Source | None] = []
-        for tensor in tensors:
-            source = sources.get(id(tensor))
-            if source is not None:
-                expected = expected and len(found) in slots
-            elif tensor is not None and id(tensor) not in self.constants:
-                data = True
-            found.append(source)
-        return tuple(found), data, expected
-
     def complex_among(self, tensors: Iterable[Tensor | None]) -> bool:
         """Whether a tensor is complex, as what was derived from parameters may be."""
         return any(tensor is not None and tensor.is_complex() for tensor in tensors)
@@ -146,7 +131,7 @@ class Provenance:
         return bool(found) and all(id(tensor) in self.constants for tensor in found)
 
     def add_constant(self, tensor: Tensor) -> Tensor:
-        if id(tensor) not in self.constants:  # a buffer that was changed in place comes again and again
+        if id(tensor) not in self.constants:
             self.constants[id(tensor)] = self._forget_with(tensor, "constants")
         return tensor
 

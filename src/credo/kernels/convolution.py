@@ -8,9 +8,10 @@ M tensors rᵢ are never in memory together: the C++ kernel has a register tile 
 
 import math
 from collections.abc import Iterator, Sequence
+from struct import pack
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty_like
 
 from credo.kernels import native
 from credo.kernels.convolution_twin import empty_sums, weight_sums_twin
@@ -34,6 +35,11 @@ def weight_sums(
 ) -> tuple[Tensor, Tensor]:
     """(Σᵢrᵢ, Σᵢrᵢ²), both (C_out, C_in / groups, *kernel_size)."""
     at = Geometry(tuple(kernel_size), tuple(stride), tuple(padding), tuple(dilation), groups)
+    return sums_at(x, g, at)
+
+
+def sums_at(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
+    """`weight_sums` for a geometry all of whose parts are tuples."""
     if plan := _plan(x, g, at):
         return plan(x, g)
     x, g = widened(x, g)
@@ -95,16 +101,17 @@ class Planned:
     def __init__(self, kernel: native.Kernel, x: Tensor, g: Tensor, at: Geometry):
         self._kernel, self._threads = kernel, torch.get_num_threads()
         self._geometry = native.integers(*numbers(x, g, at))
-        self._shape = (g.shape[1], x.shape[1] // at.groups, *at.kernel_size)
-        nothing = native.pointer(None)
+        # One number in the shape of the results: empty tensors like others are made faster than by shape.
+        self._weight = x.new_empty(()).expand(g.shape[1], x.shape[1] // at.groups, *at.kernel_size)
         # Without memory the kernel only says how much of it it needs.
-        self.scratch_bytes = kernel(self._geometry, *[nothing] * 5, self._threads)
+        self.scratch_bytes = kernel(self._geometry, pack("5P", *[0] * 5), self._threads)
         self._scratch = -(-self.scratch_bytes // x.element_size())
 
     def __call__(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        total, squares = x.new_empty(self._shape), x.new_empty(self._shape)
-        memory = native.address(workspace("convolution", self._scratch, x))
-        self._kernel(self._geometry, *map(native.pointer, (x, g, total, squares)), memory, self._threads)
+        total, squares = empty_like(self._weight), empty_like(self._weight)
+        memory = workspace("convolution", self._scratch, x)
+        tensors = pack("5P", x.data_ptr(), g.data_ptr(), total.data_ptr(), squares.data_ptr(), memory)
+        self._kernel(self._geometry, tensors, self._threads)
         return total, squares
 
 
@@ -124,16 +131,15 @@ _prepared = Prepared(_planned)
 
 
 def _plan(x: Tensor, g: Tensor, at: Geometry) -> Planned | None:
-    if not x.is_cpu:
-        return None
-    return _prepared.get((x.shape, x.stride(), x.dtype, g.shape, g.stride(), g.dtype, at), x, g, at)
+    kind = (x.shape, x.stride(), x.dtype, x.is_cpu, g.shape, g.stride(), g.dtype, at)
+    return _prepared.get(kind, x, g, at)
 
 
 def sums_of_halves(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
     """Where the kernel would need too much scratch memory for the whole."""
     halves = split(x, g, at)
     assert halves is not None
-    first, second = (weight_sums(part_x, part_g, *part) for part_x, part_g, part in halves)
+    first, second = (sums_at(*half) for half in halves)
     dim = 0 if at.groups > 1 else 1
     return torch.cat((first[0], second[0]), dim), torch.cat((first[1], second[1]), dim)
 

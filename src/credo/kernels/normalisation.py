@@ -6,13 +6,15 @@
 x̂ comes from the input, never from the output divided by the weight, which may be zero.
 """
 
+from struct import pack
+
 import torch
 from torch import Tensor
 
 from credo.kernels import native
 from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.prepared import Prepared
-from credo.kernels.scratch import is_worth_space, scratch, spacious_like, workspace
+from credo.kernels.scratch import is_worth_space, scratch, spacious, workspace
 
 CHUNK = 1 << 20  # bytes that the twin works on at a time
 Gradients = tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]
@@ -33,7 +35,7 @@ def batch_norm(
     numbers = (x, *affine, *running, training, momentum, eps)
     if x.dtype not in (torch.float32, torch.float64) or not is_worth_space(x):
         return torch.native_batch_norm(*numbers)
-    out, mean, invstd = spacious_like(x), x.new_empty(0), x.new_empty(0)
+    out, mean, invstd = spacious(x), x.new_empty(0), x.new_empty(0)
     return torch.native_batch_norm(*numbers, out=(out, mean, invstd))
 
 
@@ -73,16 +75,25 @@ class Planned:
         places = x[0, 0].numel()
         self._shape = native.integers(*x.shape[:2], places, *flat_strides(x), *flat_strides(g), training)
         self._sums = (4, x.shape[1])
-        nothing = native.pointer(None)
-        self._scratch = kernel(self._shape, *[nothing] * 8, self._threads) // x.element_size()
+        self._empty = spacious if is_worth_space(x) else torch.empty_like
+        self._scratch = kernel(self._shape, pack("8P", *[0] * 8), self._threads) // x.element_size()
 
     def __call__(
         self, x: Tensor, g: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, need_input: bool
     ) -> Gradients:
-        gx, sums = spacious_like(x) if need_input else None, x.new_empty(self._sums)
-        memory = native.address(workspace("batch_norm", self._scratch, x))
-        tensors = map(native.pointer, (x, g, weight, mean, invstd, gx, sums))
-        self._kernel(self._shape, *tensors, memory, self._threads)
+        gx, sums = self._empty(x) if need_input else None, x.new_empty(self._sums)
+        tensors = pack(
+            "8P",
+            x.data_ptr(),
+            g.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            mean.data_ptr(),
+            invstd.data_ptr(),
+            0 if gx is None else gx.data_ptr(),
+            sums.data_ptr(),
+            workspace("batch_norm", self._scratch, x),
+        )
+        self._kernel(self._shape, tensors, self._threads)
         return gx, *sums.unbind()  # type: ignore[return-value]
 
 

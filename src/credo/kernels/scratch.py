@@ -73,19 +73,17 @@ def _forget_views(name: str, dtype: torch.dtype) -> None:
         del views[key]
 
 
-def spacious_like(x: Tensor) -> Tensor:
+def spacious(x: Tensor) -> Tensor:
     """`empty_like` with a few bytes to spare, for large results that are soon dropped: the next may then lie there.
 
     To align a block glibc wants some hundred bytes more than it hands out, and the rest is soon in use. So what was
     freed does not fit the next tensor of that size, and the memory of a ResNet was full of such holes.
     """
-    if not is_worth_space(x):
-        return torch.empty_like(x)
     return x.new_empty(x.numel() + SPARE // x.itemsize).as_strided_(x.shape, x.stride())
 
 
 def is_worth_space(x: Tensor) -> bool:
-    """Whether `spacious_like` does so: large ones on the CPU without gaps, whose channels come first or last."""
+    """For which `spacious` is: large ones on the CPU without gaps, whose channels come first or last."""
     dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
     return x.nbytes >= LARGE and x.is_cpu and dense
 

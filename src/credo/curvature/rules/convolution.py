@@ -6,6 +6,7 @@ input, so x and g change places. The bias: rᵢ = Σₚ gᵢₚ over positions p
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -16,18 +17,10 @@ from credo.curvature.factors import convolution_factors
 from credo.curvature.operation import Operation, Outputs, Pieces
 from credo.curvature.rules.registry import register_rule
 from credo.kernels import convolution as kernel
+from credo.kernels.unfolding import Geometry
 
 Size = int | Sequence[int]
-
-
-class Geometry:
-    """Kernel size, stride, padding, dilation and groups, one number a dimension."""
-
-    def __init__(self, weight: Tensor, stride: Size, padding: Size, dilation: Size, groups: int):
-        dims = weight.dim() - 2
-        self.kernel_size = tuple(weight.shape[2:])
-        self.stride, self.padding, self.dilation = (_tuple(v, dims) for v in (stride, padding, dilation))
-        self.groups = groups
+_CONVOLUTIONS: tuple[Callable[..., Tensor], ...] = (torch.conv1d, torch.conv2d, torch.conv3d)
 
 
 class ConvolutionShares(Contribution):
@@ -35,30 +28,25 @@ class ConvolutionShares(Contribution):
 
     def __init__(self, x: Tensor, g: Tensor, geometry: Geometry):
         self.examples = x.shape[0]
-        self._x, self._g, self._geometry = widen(x), widen(g), geometry
+        self._x, self._g, self._geometry = x, g, geometry
 
     def total(self) -> Tensor:
         return self.total_and_squares()[0]
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        return self._sums(self._x, self._g)
+        return kernel.sums_at(self._x, self._g, self._geometry)
 
     def per_example(self, start: int, stop: int) -> Tensor:
         xs, gs = self._x[start:stop].split(1), self._g[start:stop].split(1)  # type: ignore[no-untyped-call]
         pairs = zip(xs, gs, strict=True)
-        return torch.stack([self._sums(x, g)[0] for x, g in pairs])
+        return torch.stack([kernel.sums_at(x, g, self._geometry)[0] for x, g in pairs])
 
     def factors(self, biased: bool, sharing: str) -> Factors:
         at = self._geometry
         padding = [amount for p in reversed(at.padding) for amount in (p, p)]
-        x = F.pad(self._x, padding) if any(padding) else self._x
-        return convolution_factors(
-            x, self._g, at.kernel_size, at.stride, at.dilation, at.groups, biased, sharing
-        )
-
-    def _sums(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        at = self._geometry
-        return kernel.weight_sums(x, g, at.kernel_size, at.stride, at.padding, at.dilation, at.groups)
+        x, g = widen(self._x), widen(self._g)
+        x = F.pad(x, padding) if any(padding) else x
+        return convolution_factors(x, g, at.kernel_size, at.stride, at.dilation, at.groups, biased, sharing)
 
 
 @register_rule(torch.conv1d, torch.conv2d, torch.conv3d)
@@ -79,11 +67,10 @@ class Convolution(Operation):
     ):
         self.tensors = (input, weight, bias)
         self.arguments = (stride, padding, dilation, groups)
-        functions = (torch.conv1d, torch.conv2d, torch.conv3d)
-        self._function: Callable[..., Tensor] = functions[weight.dim() - 3]
-        self._batched = input.dim() == weight.dim()
+        dims = weight.dim()
+        self._function = _CONVOLUTIONS[dims - 3]
         self.count_examples(input)
-        if not self._batched:
+        if input.dim() != dims:
             self.lead = -1
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
@@ -94,13 +81,13 @@ class Convolution(Operation):
     ) -> Pieces:
         g = grads[0]
         assert g is not None
-        x, weight = saved[0].to(g.dtype), saved[1].to(g.dtype)
-        stride, padding, dilation, groups = self.arguments
-        before, padding = _explicit_padding(padding, weight, dilation)
-        x = F.pad(x, before) if any(before) else x
-        at = Geometry(weight, stride, padding, dilation, groups)
+        x, weight = saved[0], saved[1]
+        if x.dtype is not g.dtype or weight.dtype is not g.dtype:
+            x, weight = x.to(g.dtype), weight.to(g.dtype)
+        before, at = movement(weight.shape, *self.arguments)
+        x = F.pad(x, before) if before else x
         gx = _input_gradient(x, g, weight, at) if needed[0] else None
-        if gx is not None and any(before):
+        if gx is not None and before:
             gx = F.pad(gx, [-amount for amount in before])
         return (
             gx,
@@ -129,7 +116,7 @@ class TransposedConvolution(Operation):
         self._arguments = (stride, padding, output_padding, groups, dilation)
         functions = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
         self._function: Callable[..., Tensor] = functions[weight.dim() - 3]
-        self._geometry = Geometry(weight, stride, padding, dilation, groups)
+        self._geometry = movement(weight.shape, stride, padding, dilation, groups)[1]
         self.count_examples(input)
         if input.dim() != weight.dim():
             self.lead = -1
@@ -144,8 +131,7 @@ class TransposedConvolution(Operation):
         assert g is not None
         x, weight = saved[0].to(g.dtype), saved[1].to(g.dtype)
         at = self._geometry
-        functions = (torch.conv1d, torch.conv2d, torch.conv3d)
-        function = functions[weight.dim() - 3]
+        function = _CONVOLUTIONS[weight.dim() - 3]
         gx = function(g, weight, None, at.stride, at.padding, at.dilation, at.groups) if needed[0] else None
         return (
             gx,
@@ -166,19 +152,31 @@ def _input_gradient(x: Tensor, g: Tensor, weight: Tensor, at: Geometry) -> Tenso
     return result
 
 
-def _explicit_padding(padding: Size | str, weight: Tensor, dilation: Size) -> tuple[list[int], Size]:
-    """'same' and 'valid' in numbers: what to pad beforehand (in F.pad's order), and what on both sides.
+def movement(
+    weight: torch.Size, stride: Size, padding: Size | str, dilation: Size, groups: int
+) -> tuple[list[int], Geometry]:
+    """What to pad beforehand (in F.pad's order; nothing is an empty list), and how the kernel moves over that."""
+    try:
+        return _movement(weight[2:], stride, padding, dilation, groups)
+    except TypeError:  # lists cannot be looked up
+        stride, dilation = _tuple(stride, 1), _tuple(dilation, 1)
+        padding = padding if isinstance(padding, str) else _tuple(padding, 1)
+        return _movement(weight[2:], stride, padding, dilation, groups)
 
-    An even kernel needs one more zero at the end than at the beginning; torch pads that one first too.
-    """
+
+@lru_cache(256)
+def _movement(
+    kernel_size: tuple[int, ...], stride: Size, padding: Size | str, dilation: Size, groups: int
+) -> tuple[list[int], Geometry]:
+    dims = len(kernel_size)
+    stride, dilation = _tuple(stride, dims), _tuple(dilation, dims)
     if not isinstance(padding, str):
-        return [], padding
-    kernel_size = weight.shape[2:]
-    if padding == "valid":
-        return [], (0,) * len(kernel_size)
-    totals = [d * (k - 1) for d, k in zip(_tuple(dilation, len(kernel_size)), kernel_size, strict=True)]
-    extra = [amount for total in reversed(totals) for amount in (0, total % 2)]
-    return extra, tuple(total // 2 for total in totals)
+        return [], Geometry(tuple(kernel_size), stride, _tuple(padding, dims), dilation, groups)
+    total = [0 if padding == "valid" else d * (k - 1) for d, k in zip(dilation, kernel_size, strict=True)]
+    # An even kernel needs one more zero at the end than at the beginning; torch pads that one first too.
+    extra = [amount for size in reversed(total) for amount in (0, size % 2)]
+    both_sides = tuple(size // 2 for size in total)
+    return extra if any(extra) else [], Geometry(tuple(kernel_size), stride, both_sides, dilation, groups)
 
 
 def _tuple(value: Size, dims: int) -> tuple[int, ...]:

@@ -21,12 +21,11 @@ from credo.curvature.rules.registry import register_rule
 from credo.kernels import normalisation as kernel
 
 
-class Known(Contribution):
-    """Both sums, already computed for (M, C) shares, and the shares on request."""
+class BatchNormShares(Contribution):
+    """Both sums, already computed, and the shares (M, C) on request from x and g (M, C, …), mean and invstd."""
 
-    def __init__(self, total: Tensor, squares: Tensor, shares: Callable[[], Tensor], examples: int):
-        self.examples = examples
-        self._sums, self._shares = (total, squares), shares
+    def __init__(self, sums: tuple[Tensor, Tensor], of_weight: bool, examples: int, *made_of: Tensor):
+        self._sums, self._of_weight, self.examples, self._made_of = sums, of_weight, examples, made_of
 
     def total(self) -> Tensor:
         return self._sums[0]
@@ -35,7 +34,12 @@ class Known(Contribution):
         return self._sums
 
     def per_example(self, start: int, stop: int) -> Tensor:
-        return self._shares()[start:stop]
+        x, g, mean, invstd = self._made_of
+        x, g = x[start:stop], g[start:stop]
+        if self._of_weight:
+            per_channel = (1, -1, *[1] * (x.dim() - 2))
+            g = g * (x - mean.view(per_channel)) * invstd.view(per_channel)
+        return g.flatten(2).sum(2) if g.dim() > 2 else g
 
 
 @register_rule(F.batch_norm, torch.batch_norm)
@@ -81,31 +85,25 @@ class BatchNorm(Operation):
         x, weight, _, mean, invstd = saved
         g = grads[0]
         assert g is not None
-        rows = _split_merged(x, examples), _split_merged(g, examples)
-        gx, *sums = kernel.batch_norm_backward(*rows, weight, mean, invstd, self._training, needed[0])
-        if gx is not None and gx.shape != x.shape:
-            gx = gx.transpose(1, 2).reshape(x.shape)
-
-        def shares(of_weight: bool) -> Callable[[], Tensor]:
-            return lambda: _channel_shares(*rows, mean, invstd, of_weight)
-
+        merged = x if x.shape[0] != examples else None
+        if merged is not None:
+            x, g = _split_merged(x, examples), _split_merged(g, examples)
+        gx, a, squared_a, b, squared_b = kernel.batch_norm_backward(
+            x, g, weight, mean, invstd, self._training, needed[0]
+        )
+        if merged is not None and gx is not None:
+            gx = gx.transpose(1, 2).reshape(merged.shape)
+        made_of = (x, g, mean, invstd)
         return (
             gx,
-            Known(sums[0], sums[1], shares(True), examples) if needed[1] else None,
-            Known(sums[2], sums[3], shares(False), examples) if needed[2] else None,
+            BatchNormShares((a, squared_a), True, examples, *made_of) if needed[1] else None,
+            BatchNormShares((b, squared_b), False, examples, *made_of) if needed[2] else None,
         )
 
 
 def _split_merged(rows: Tensor, examples: int) -> Tensor:
     """(M·T, C) as (M, C, T), where a view had merged examples and positions."""
-    return rows if rows.shape[0] == examples else rows.reshape(examples, -1, rows.shape[1]).transpose(1, 2)
-
-
-def _channel_shares(x: Tensor, g: Tensor, mean: Tensor, invstd: Tensor, of_weight: bool) -> Tensor:
-    if of_weight:
-        per_channel = (1, -1, *[1] * (x.dim() - 2))
-        g = g * (x - mean.view(per_channel)) * invstd.view(per_channel)
-    return g.flatten(2).sum(2) if g.dim() > 2 else g
+    return rows.reshape(examples, -1, rows.shape[1]).transpose(1, 2)
 
 
 class AffineNorm(Operation):

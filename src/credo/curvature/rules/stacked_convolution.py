@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from credo.curvature.operation import Operation, Outputs, Pieces
-from credo.curvature.rules.convolution import Convolution, Geometry
+from credo.curvature.rules.convolution import Convolution, movement
 from credo.kernels.stacked_convolution import Flat, Pair, Stacked, stacked
 
 
@@ -42,11 +42,11 @@ def as_one_call(operation: Convolution, weights: Tensor, biases: Tensor | None) 
     if operation.lead < 1 or isinstance(padding, str) or torch._C._is_any_autocast_enabled():
         return None
     assert x is not None
-    at = Geometry(weights[0], stride, padding, dilation, groups)
+    _, at = movement(weights.shape[1:], stride, padding, dilation, groups)
     in_two = (_in_two(at.stride, 1), _in_two(at.padding, 0), _in_two(at.dilation, 1))
     kernel = stacked(x, weights, biases, Flat(*in_two, at.groups)) if x.dim() < 5 else None
     return StackedConvolution(operation, weights, biases, kernel) if kernel else None
 
 
-def _in_two(sizes: tuple[int, ...], missing: int) -> Pair:
+def _in_two(sizes: Sequence[int], missing: int) -> Pair:
     return (missing, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])

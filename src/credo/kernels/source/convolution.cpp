@@ -200,8 +200,11 @@ class Convolution {
     }
 };
 
+// tensors: x, g, total, squares, and scratch or null.
 template <typename T>
-int64_t convolution(const int64_t* numbers, const T* x, const T* g, T* total, T* squares, T* scratch, int threads) {
+int64_t convolution(const int64_t* numbers, T* const* tensors, int threads) {
+    const T *const x = tensors[0], *const g = tensors[1];
+    T *const total = tensors[2], *const squares = tensors[3], *const scratch = tensors[4];
     const Geometry& at = *reinterpret_cast<const Geometry*>(numbers);
     const int64_t weights = at.outputs * at.channels / at.groups * product(at.kernel);
     if (weights * at.examples * product(at.places) < 1 << 18) threads = 1;  // shorter than waking a thread
@@ -219,12 +222,10 @@ int64_t convolution(const int64_t* numbers, const T* x, const T* g, T* total, T*
 
 }  // namespace
 
-CREDO_EXPORT(convolution_f32)
-(const int64_t* at, const float* x, const float* g, float* total, float* squares, float* scratch, int threads) {
-    return convolution(at, x, g, total, squares, scratch, threads);
+CREDO_EXPORT(convolution_f32)(const int64_t* at, float* const* tensors, int threads) {
+    return convolution(at, tensors, threads);
 }
 
-CREDO_EXPORT(convolution_f64)
-(const int64_t* at, const double* x, const double* g, double* total, double* squares, double* scratch, int threads) {
-    return convolution(at, x, g, total, squares, scratch, threads);
+CREDO_EXPORT(convolution_f64)(const int64_t* at, double* const* tensors, int threads) {
+    return convolution(at, tensors, threads);
 }

@@ -178,11 +178,12 @@ struct Normalisation {
     static int64_t scratch_elements(const Shape& at) { return (4 * slices + 3) * at.channels; }
 };
 
+// tensors: x, g, weight or null, mean, invstd, gx or null, sums, and scratch or null.
 template <typename T>
-int64_t batch_norm(const Shape& at, const T* x, const T* g, const T* weight, const T* mean, const T* invstd, T* gx,
-                   T* sums, T* scratch, int threads) {
+int64_t batch_norm(const Shape& at, T* const* tensors, int threads) {
+    T* const scratch = tensors[7];
     if (!scratch) return sizeof(T) * Normalisation<T>::scratch_elements(at);
-    const Normalisation<T> work{at, x, g, weight, mean, invstd, gx, sums};
+    const Normalisation<T> work{at, tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], tensors[5], tensors[6]};
     if (at.x.channel == 1 && at.g.channel == 1)
         work.run_channels_last(scratch, threads);
     else
@@ -193,11 +194,8 @@ int64_t batch_norm(const Shape& at, const T* x, const T* g, const T* weight, con
 }  // namespace
 
 #define CREDO_BATCH_NORM(name, T)                                                                                     \
-    CREDO_EXPORT(name)                                                                                                \
-    (const int64_t* at, const T* x, const T* g, const T* weight, const T* mean, const T* invstd, T* gx, T* sums,      \
-     T* scratch, int threads) {                                                                                       \
-        return batch_norm(*reinterpret_cast<const Shape*>(at), x, g, weight, mean, invstd, gx, sums, scratch,         \
-                          threads);                                                                                   \
+    CREDO_EXPORT(name)(const int64_t* at, T* const* tensors, int threads) {                                           \
+        return batch_norm(*reinterpret_cast<const Shape*>(at), tensors, threads);                                     \
     }
 
 CREDO_BATCH_NORM(batch_norm_f32, float)
