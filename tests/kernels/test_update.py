@@ -274,3 +274,20 @@ def test_lists_of_any_kind_are_looked_at(both_kernels):
     mixed[2][5, 1] = float("nan")
     assert not update.all_finite(mixed)
     assert not update.all_finite([mixed[2]])
+
+
+@pytest.mark.parametrize("chosen", available())
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("first", [0, 1], ids=["aligned", "not aligned"])
+def test_means_that_are_written_past_the_caches(chosen, dtype, first):
+    """So they are in large networks, tile by tile; in pieces that are too few for it the numbers are the same."""
+    size, settings = (1 << 20) + 100, update.Settings(**SETTINGS)
+    whole = [tensor[first:] for tensor in operands((size,), dtype)[:5]]
+    origin, expected = whole[0].clone(), [tensor.clone() for tensor in whole]
+    whole[0].fill_(torch.nan)
+    with forced(chosen):
+        update.vogn_all_(*[[tensor] for tensor in whole], 0.3, None, settings, away([origin]))
+        for begin in range(0, size, 1 << 18):
+            pieces = [[tensor[begin : begin + (1 << 18)]] for tensor in expected]
+            update.vogn_all_(*pieces, 0.3, None, settings)
+    assert all(torch.equal(found, wanted) for found, wanted in zip(whole, expected, strict=True))

@@ -22,12 +22,44 @@ CREDO_INLINE void copy(T* to, const T* from, int64_t count) {
         std::memcpy(to, from, count * sizeof(T));
 }
 
+// `copy` of a tile past the caches, if `to` allows it: memory that is only written need not be fetched first. Whoever
+// has done so ends with `arrive`, before others read.
+template <typename T>
+CREDO_INLINE void stream(T* to, const T* from, int64_t count) {
+#if defined(CREDO_ISA_AVX512) || defined(CREDO_ISA_AVX2)
+    if (count == tile_size && reinterpret_cast<uintptr_t>(to) % vector_bytes == 0) {
+        CREDO_UNROLL
+        for (int64_t i = 0; i < tile_size; i += Simd<T>::width) {
+            const auto v = Simd<T>::load(from + i);
+#if defined(CREDO_ISA_AVX512)
+            _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), reinterpret_cast<__m512i>(v));
+#else
+            _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i), reinterpret_cast<__m256i>(v));
+#endif
+        }
+        return;
+    }
+#endif
+    copy(to, from, count);
+}
+
+CREDO_INLINE void arrive() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
 // Tensors of `sizes` elements; tensor k is a piece of a longer row and begins at its element starts[k], or 0.
 struct List {
     int64_t count;
     const int64_t *sizes, *starts;
 
     CREDO_INLINE int64_t start(int64_t k) const { return starts ? starts[k] : 0; }
+    int64_t elements() const {
+        int64_t sum = 0;
+        for (int64_t k = 0; k < count; ++k) sum += sizes[k];
+        return sum;
+    }
     CREDO_INLINE int64_t first_tile(int64_t k) const { return start(k) / tile_size; }
     CREDO_INLINE int64_t tiles(int64_t k) const {
         return (start(k) + sizes[k] + tile_size - 1) / tile_size - first_tile(k);

@@ -21,19 +21,39 @@ struct Operands {
     const T *gradient, *squares, *prior, *prior_mean, *origin;  // where the mean is before the update
 };
 
-// m ← β₁m + ĝ + δ̃(μ−μ₀),  s ← (1−β₂)s + β₂ĥ,  μ ← μ − α·m/(s+δ̃+γ) for the elements [begin, end).
+constexpr int64_t far = 1 << 20;  // elements: of more, the means are gone from the caches before anybody reads them
+
+// m ← β₁m + ĝ + δ̃(μ−μ₀),  s ← (1−β₂)s + β₂ĥ,  μ ← μ − α·m/(s+δ̃+γ) for `count` elements from `begin` on, a tile at most.
 template <bool prior_tensor, bool prior_mean, typename T>
-void vogn(const Operands<T> at, const Settings<T> set, int64_t begin, int64_t end) {
+CREDO_INLINE void vogn_tile(const Operands<T>& at, const Settings<T>& set, int64_t begin, int64_t count, T* means) {
 #pragma omp simd
-    for (int64_t i = begin; i < end; ++i) {
+    for (int64_t j = 0; j < count; ++j) {
+        const int64_t i = begin + j;
         const T prior = prior_tensor ? at.prior[i] : set.prior, mean = at.origin[i];
         const T away = prior_mean ? mean - at.prior_mean[i] : mean;
         const T m = set.beta1 * at.momentum[i] + set.gradient_scale * at.gradient[i] + prior * away;
         const T s = set.keep * at.curvature[i] + set.beta2 * (set.squares_scale * at.squares[i]);
         at.momentum[i] = m;
         at.curvature[i] = s;
-        at.mean[i] = mean - set.lr * m / (s + prior + set.damping);
+        means[j] = mean - set.lr * m / (s + prior + set.damping);
     }
+}
+
+template <bool prior_tensor, bool prior_mean, typename T>
+void vogn(const Operands<T> at, const Settings<T> set, int64_t begin, int64_t end, bool streams) {
+    for (int64_t i = begin; i < end; i += tile_size) {
+        T means[tile_size];
+        const int64_t count = smaller(tile_size, end - i);
+        if (count == tile_size)
+            vogn_tile<prior_tensor, prior_mean>(at, set, i, tile_size, means);
+        else
+            vogn_tile<prior_tensor, prior_mean>(at, set, i, count, means);
+        if (streams)
+            stream(at.mean + i, means, count);
+        else
+            copy(at.mean + i, means, count);
+    }
+    if (streams) arrive();
 }
 
 // A number is infinite or NaN when its exponent is all ones: without its sign, and read as an integer, it is then
@@ -84,6 +104,7 @@ template <typename T>
 int64_t vogn_list(T* const* tensors, const int64_t* sizes, int64_t count, const double* numbers, int64_t threads,
                   bool check) {
     const auto settings = settings_of<T>(numbers);
+    const List list = {count, sizes, nullptr};
     const auto look = [&](int64_t k, int64_t begin, int64_t end) {
         return finite(tensors[3 * count + k], begin, end) && finite(tensors[4 * count + k], begin, end);
     };
@@ -92,9 +113,8 @@ int64_t vogn_list(T* const* tensors, const int64_t* sizes, int64_t count, const 
         const Operands<T> at = {row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7) ? row(7) : row(0)};
         const auto run = at.prior ? (at.prior_mean ? vogn<true, true, T> : vogn<true, false, T>)
                                   : (at.prior_mean ? vogn<false, true, T> : vogn<false, false, T>);
-        run(at, settings, begin, end);
+        run(at, settings, begin, end, at.origin != at.mean && list.elements() > far);
     };
-    const List list = {count, sizes, nullptr};
     if (check) return divide_if(list, threads, look, move);
     divide(list, threads, move);
     return true;
