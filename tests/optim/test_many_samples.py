@@ -262,9 +262,9 @@ def test_the_squares_of_a_sample_are_dropped_once_they_are_added(monkeypatch):
     optimizer = credo.VOGN(model, data_size=100, mc_samples=4)
     add = GatheredSquares._add
 
-    def remembered(self, stats, parameters):
-        seen.append(weakref.ref(stats.sums[id(model.weight)]))
-        add(self, stats, parameters)
+    def remembered(self, stats, *others):
+        seen.append(weakref.ref(stats.raw()[0][id(model.weight)]))
+        add(self, stats, *others)
 
     def closure():
         alive.append(sum(square() is not None for square in seen))

@@ -39,7 +39,8 @@ def audit(
                 once.add(source.key)
             else:  # what was computed from a parameter must wait for the end of the pass, as a second use must
                 more.update(map(id, source.roots))
-    single = {key for key in once if key in wanted and key not in more}
+    once -= more
+    single = once if wanted is ledger.parameters else {key for key in once if key in wanted}
     return BackwardPass(_count_examples(operations, ledger, declared), wanted, single)
 
 

@@ -151,9 +151,8 @@ class FactorStatistics(Statistics):
     def found(self) -> Found:
         if self._fisher is not None:
             return self._fisher
-        return Found(
-            self.factoring.layers, self._ledger.squares, self.examples, self.factor / max(self.examples, 1)
-        )
+        squares, factor = self.raw()
+        return Found(self.factoring.layers, squares, self.examples, factor / max(self.examples, 1))
 
     def observe(self, loss: Tensor, parameters: list[Tensor]) -> None:
         """The factors of `loss`, a sum over the examples, by a backward pass of its own; the graph stays."""

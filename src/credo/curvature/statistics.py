@@ -44,17 +44,12 @@ class Statistics:
     def examples(self) -> int:
         return self._ledger.examples
 
-    @property
-    def factor(self) -> float:
-        """Σᵢ gᵢ² = factor·Σᵢ rᵢ², rᵢ what example i sent back: gᵢ/M under a mean, times the loss scale."""
-        return factor(self._ledger, self._reduction, self._scale)
-
-    @property
-    def sums(self) -> Mapping[int, Tensor]:
-        """Σᵢ rᵢ² by the parameter's id; not copies."""
-        return self._ledger.squares
+    def raw(self) -> tuple[dict[int, Tensor], float]:
+        """Σᵢ rᵢ² by the parameter's id, not copies, and by what it is to be multiplied for Σᵢ gᵢ²."""
+        return self._ledger.squares, factor(self._ledger, self._reduction, self._scale)
 
 
 def factor(ledger: Ledger, reduction: str, scale: float) -> float:
+    """Σᵢ gᵢ² = factor·Σᵢ rᵢ², rᵢ what example i sent back: gᵢ/M under a mean, times the loss scale."""
     share = ledger.examples if reduction == "mean" else 1
     return (share / scale) ** 2

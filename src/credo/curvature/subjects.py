@@ -46,7 +46,7 @@ def subjects_of(parameters: Parameters) -> Subjects:
         parts = _parts(parameters)
         _refuse_opaque(parameters, parts)
         held = [p for part in parts for p in part._parameters.values() if p is not None]
-        return Subjects(held, _buffers(parts), partial(_names, parameters))
+        return Subjects(held, buffers_of(parameters), partial(_names, parameters))
     if isinstance(parameters, (Tensor, str, dict)) or not isinstance(parameters, Iterable):
         raise InvalidType(
             "parameters must be a module, model.parameters() or model.named_parameters(); "
@@ -59,11 +59,18 @@ def subjects_of(parameters: Parameters) -> Subjects:
 
 
 def buffers_of(module: torch.nn.Module) -> list[Tensor]:
-    return _buffers(_parts(module))
-
-
-def _buffers(parts: list[torch.nn.Module]) -> list[Tensor]:
-    return [b for part in parts if part._buffers for b in part._buffers.values() if b is not None]
+    """All buffers in it. One loop, which is asked for at every step."""
+    found, seen = [module], {module}
+    buffers: list[Tensor] = []
+    for part in found:
+        for buffer in part._buffers.values():
+            if buffer is not None:
+                buffers.append(buffer)
+        for child in part._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                found.append(child)
+    return buffers
 
 
 def _names(module: torch.nn.Module) -> dict[int, str]:
@@ -71,7 +78,7 @@ def _names(module: torch.nn.Module) -> dict[int, str]:
 
 
 def _parts(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """The module and all in it, each once; several times faster than modules(), and asked for at every step."""
+    """The module and all in it, each once; several times faster than modules()."""
     found, seen = [module], {module}
     for part in found:
         for child in part._modules.values():

@@ -118,20 +118,22 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     @final
     def _gather(
         self, seen: Seen, parameters: list[Tensor], before: list[Tensor | None] | None, scale: float | None
-    ) -> None:
+    ) -> int:
         """`.grad` is the sum over the samples so far, so that clipping and unscaling find it where they look.
 
-        `before` are the sums without this one; there are none if it is the first.
+        `before` are the sums without this one; there are none if it is the first. Returns how many examples there were.
         """
-        if seen.examples:
+        examples = seen.examples
+        if examples:
             for p in parameters:
                 if p.grad is None:
                     checks.refuse_replaced(self._module_now(), parameters, self.names)
                     break
-            self._gathered.add(seen, parameters, scale)
+            self._gathered.add(seen, parameters, examples, scale)
         for p, grad in zip(parameters, before, strict=True) if before else ():
             if grad is not None:
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
+        return examples
 
     # Steps
 
@@ -144,7 +146,8 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         loss over the samples is returned. A step with a non-finite loss, gradient or square is refused: nothing
         changes, `counters["refused"]` grows, and after ten in a row it is an error.
         """
-        self._refuse_inside("step")
+        if self._inside is not None:
+            self._refuse_inside("step")
         try:
             self._keeper.late = self._updates_from_origins and not self._shards.sharded
             return self._step(closure)
@@ -183,7 +186,8 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     @final
     def _run_in_turn(self, closure: Callable[[], Tensor]) -> Tensor:
         """The closure at K samples, one after the other; the mean of its losses."""
-        self._gathered = self._nothing_gathered()
+        if self._gathered.samples:
+            self._gathered = self._nothing_gathered()
         losses = []
         for _ in range(self.settings["mc_samples"]):
             with Block(self, None) as seen:

@@ -22,7 +22,8 @@ class Block(AbstractContextManager[Seen]):
 
     def __enter__(self) -> Seen:
         own = self._optimizer
-        own._refuse_inside("open a sampling block")
+        if own._inside is not None:
+            own._refuse_inside("open a sampling block")
         checks.require_gradients()
         self._parameters = own._trainable()
         self._before = [p.grad for p in self._parameters] if own._gathered.samples else None
@@ -40,18 +41,17 @@ class Block(AbstractContextManager[Seen]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        own, seen, taken = self._optimizer, self._seen, False
+        own, examples = self._optimizer, -1
         try:
             self._sample.__exit__(kind, error, trace)
             if kind is None:
-                own._gather(seen, self._parameters, self._before, self._scale)
-                taken = True
+                examples = own._gather(self._seen, self._parameters, self._before, self._scale)
         finally:  # also after an interrupt: nobody else would open the optimiser again
             self._open, own._inside = False, None
-            if not taken:
+            if examples < 0:
                 self._give_up()
-        if taken and not own._warned and seen.examples > own.settings["data_size"]:
-            checks.warn_of_small_data(seen.examples, own.settings["data_size"])
+        if examples > own.settings["data_size"] and not own._warned:
+            checks.warn_of_small_data(examples, own.settings["data_size"])
             own._warned = True
 
     def __del__(self) -> None:

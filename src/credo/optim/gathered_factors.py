@@ -35,7 +35,7 @@ class GatheredFactors(Gathered):
         self.squares: dict[int, Tensor] = {}
         self._norms: list[Tensor] = []
 
-    def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
+    def _add(self, seen: Seen, parameters: Sequence[Tensor], examples: int) -> None:
         if not isinstance(seen, FactorStatistics):
             self._check_norms(parameters)
             return

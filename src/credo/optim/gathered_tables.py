@@ -22,7 +22,7 @@ class GatheredTable(Gathered):
         self._counted = True
 
     @final
-    def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
+    def _add(self, seen: Seen, parameters: Sequence[Tensor], examples: int) -> None:
         self._counted = self._counted and seen.counted
         self._add_to_table(seen)
 

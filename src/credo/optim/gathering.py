@@ -34,11 +34,11 @@ class Gathered(ABC):
     vectorized = False  # all samples of the step at once, under a mean loss
 
     @final
-    def add(self, seen: Seen, parameters: Sequence[Tensor], scale: float | None) -> None:
-        """Adds one sample, whose own gradient is in `.grad`."""
-        self._add(seen, parameters)
+    def add(self, seen: Seen, parameters: Sequence[Tensor], examples: int, scale: float | None) -> None:
+        """Adds one sample of so many examples, whose own gradient is in `.grad`."""
+        self._add(seen, parameters, examples)
         self.samples += 1
-        self.examples += seen.examples
+        self.examples += examples
         self.scale = scale
 
     @final
@@ -82,7 +82,7 @@ class Gathered(ABC):
         return all_finite([*numbers, *self.tensors(parameters)])
 
     @abstractmethod
-    def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
+    def _add(self, seen: Seen, parameters: Sequence[Tensor], examples: int) -> None:
         """Adds what this method wants to know of one sample."""
 
     @abstractmethod
@@ -103,10 +103,11 @@ class GatheredSquares(Gathered):
     def __init__(self) -> None:
         self.squares: dict[int, Tensor] = {}
 
-    def _add(self, seen: Seen, parameters: Sequence[Tensor]) -> None:
+    def _add(self, seen: Seen, parameters: Sequence[Tensor], examples: int) -> None:
         """ĥ is the mean over a sample's own examples, so samples count alike."""
         assert isinstance(seen, Statistics)
-        sums, unit = seen.sums, seen.factor / seen.examples
+        sums, factor = seen.raw()
+        unit = factor / examples
         if not self.samples:
             self.squares, self.unit = dict(sums), unit
             return

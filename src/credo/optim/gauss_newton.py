@@ -153,7 +153,8 @@ class GaussNewton(SquaresOptimizer):
             gradient_unit,
             squares_unit,
         )
-        origins, prior = self._keeper.kept(parameters), self._shrinkages(group, ready.states)
+        unit = group["tempering"] / self.data_size
+        origins, prior = self._keeper.kept(parameters), self._shrinkages(group, ready.states, unit)
         updater = None if ready.plan is None else ready.plan.updater(origins)
         if updater is not None and isinstance(prior, float):
             done = updater(ready.gradients, ready.squares, prior, numbers, origins, check)
@@ -223,12 +224,11 @@ class GaussNewton(SquaresOptimizer):
 
     @final
     def _shrinkages(
-        self, group: dict[str, Any], states: Sequence[Mapping[str, Tensor]]
+        self, group: dict[str, Any], states: Sequence[Mapping[str, Tensor]], unit: float
     ) -> float | list[Tensor]:
-        """δ̃ for parameters of one group with these states: one number for all, or a tensor for each."""
+        """δ̃ for parameters of one group with these states, `unit` = τ/N: one number for all, or a tensor for each."""
         if group["deterministic"]:
             return 0.0
-        unit = group["tempering"] / self.data_size
         if "prior_precision" not in states[0]:
             return float(group["prior_precision"] * unit)
         return list(torch._foreach_mul([own["prior_precision"] for own in states], unit))

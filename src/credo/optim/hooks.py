@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 Step = TypeVar("Step", bound=Callable[..., Any])
+profiler_runs: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
 def hooked(step: Step) -> Step:
@@ -17,20 +18,17 @@ def hooked(step: Step) -> Step:
 
     @wraps(step)
     def run(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        # A subclass with a step of its own has been wrapped by torch, and hooks must not run twice.
-        if _is_watched(self) and type(self).step is run:
+        if (
+            self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or _global_optimizer_pre_hooks
+            or _global_optimizer_post_hooks
+            or profiler_runs()
+        ) and type(
+            self
+        ).step is run:  # a subclass's own step has been wrapped by torch, and hooks must not run twice
             return watched(self, *args, **kwargs)
         return step(self, *args, **kwargs)
 
     run.hooked = True  # type: ignore[attr-defined]  # which torch asks for
     return cast(Step, run)
-
-
-def profiler_runs() -> bool:
-    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
-
-
-def _is_watched(optimizer: Optimizer) -> bool:
-    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    everybodys = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
-    return bool(own or everybodys) or profiler_runs()

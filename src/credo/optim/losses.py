@@ -19,22 +19,17 @@ def finish_closure(returned: Any, seen: Seen, reduction: str) -> Tensor:
     loss = returned
     if seen.examples:  # the closure has called backward
         with torch._C.DisableTorchFunction():  # a block need not see this
-            return _number(loss)
+            if loss.numel() == 1:
+                return loss.detach() if loss.dim() == 0 else loss.detach().reshape(())
+        raise InvalidValue(
+            f"the closure called backward and returned a loss of shape {tuple(loss.shape)}, not one number."
+        )
     if not loss.requires_grad:
         raise InvalidValue(
             f"the closure did not call backward, and the loss of shape {tuple(loss.shape)} it returned has no graph. "
             "Return losses computed by the model inside the closure."
         )
     return _backward(loss, seen, reduction)
-
-
-def _number(loss: Tensor) -> Tensor:
-    if loss.numel() != 1:
-        raise InvalidValue(
-            f"the closure called backward and returned a loss of shape {tuple(loss.shape)}, not one number."
-        )
-    loss = loss.detach()
-    return loss if loss.dim() == 0 else loss.reshape(())
 
 
 def _backward(loss: Tensor, seen: Seen, reduction: str) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
+from operator import is_
 from typing import Any, NamedTuple, final
 
 import torch
@@ -50,10 +51,11 @@ class Plan:
         self._seen = list(map(_look, self.parameters, self.states)) if self.keeps else []
 
     def fits(self, group: Mapping[str, Any], state: State) -> bool:
-        if len(state) != len(self._state) or not identical(group["params"], self._all):
+        present, known = group["params"], self._all
+        if len(state) != len(self._state) or len(present) != len(known) or not all(map(is_, present, known)):
             return False
-        for (p, own), (known, held) in zip(state.items(), self._state):  # noqa: B905  (asked at every step)
-            if p is not known or own is not held:
+        for (p, own), (held_p, held) in zip(state.items(), self._state):  # noqa: B905  (asked at every step)
+            if p is not held_p or own is not held:
                 return False
         for p, own, dtype, shape, stride, address, s, address_of_s, m, address_of_m in self._seen:
             if (

@@ -134,15 +134,16 @@ class VOGN(GaussNewton):
         for group in self.param_groups:
             plan = self._plan(group)
             if plan.uncertain and not group["deterministic"]:
-                scale, shift = group["tempering"] / self.data_size, self._shift(group, plan)
+                scale = group["tempering"] / self.data_size
+                shift = _shift(self._shrinkages(group, plan.uncertain_states, scale), group["damping"])
                 places = range(first, first + len(plan.uncertain))
                 found.append(Uncertain(plan, (plan.curvatures, scale, shift), places))
                 first += len(places)
         return found
 
-    def _shift(self, group: dict[str, Any], plan: Plan) -> float | list[Tensor]:
-        """δ̃ + γ: one number, or under a posterior as prior a tensor for each uncertain parameter."""
-        shrinkages = self._shrinkages(group, plan.uncertain_states)
-        if isinstance(shrinkages, float):
-            return shrinkages + float(group["damping"])
-        return list(torch._foreach_add(shrinkages, group["damping"]))
+
+def _shift(shrinkages: float | list[Tensor], damping: float) -> float | list[Tensor]:
+    """δ̃ + γ: one number, or under a posterior as prior a tensor for each uncertain parameter."""
+    if isinstance(shrinkages, float):
+        return shrinkages + float(damping)
+    return list(torch._foreach_add(shrinkages, damping))
