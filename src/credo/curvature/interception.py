@@ -236,7 +236,8 @@ class Interception(TorchFunctionMode):
         self.ledger.current = new
         try:
             # Another block around this one wants to see it too.
-            result = func(*args, **kwargs) if _is_inside_another() else call.run(self)
+            nested = _len_torch_function_stack() > 0 and _is_inside_another()
+            result = func(*args, **kwargs) if nested else call.run(self)
         except BaseException:
             self.withdraw()  # after an interrupt as the eyes were opened or closed
             raise
@@ -249,7 +250,7 @@ class Interception(TorchFunctionMode):
 
 def _is_inside_another() -> bool:
     depth = _len_torch_function_stack()
-    return depth > 0 and any(isinstance(_get_function_stack_at(k), Interception) for k in range(depth))
+    return any(isinstance(_get_function_stack_at(k), Interception) for k in range(depth))
 
 
 def _is_positions(func: Any, result: Tensor) -> bool:

@@ -19,7 +19,7 @@ from struct import pack
 from typing import NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, get_num_threads
 from torch.autograd.graph import increment_version
 
 from credo.errors import InvalidValue
@@ -110,7 +110,7 @@ class Sampler:
             sample_all_(*self._rows, scale, shift, seed, stream, self.indices, None, kept)
             return
         function, addresses, _, length = call
-        key, numbers, threads = pack("2Q", seed, stream), pack("2d", scale, shift), _threads()
+        key, numbers, threads = pack("2Q", seed, stream), pack("2d", scale, shift), c_int64(get_num_threads())
         function(addresses, self._layout, length, key, numbers, threads, byref(kept.done))
         increment_version(self._rows[0])
 
@@ -236,7 +236,7 @@ def _hand_back(rows: Row, outs: Row) -> None:
 
 
 def _threads() -> c_int64:
-    return c_int64(torch.get_num_threads())
+    return c_int64(get_num_threads())
 
 
 def _check(outs: Row, seed: int, stream: int, indices: Sequence[int], starts: Sequence[int]) -> None:

@@ -157,11 +157,12 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
                 self._inside = None
 
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
-        loss = None if closure is None else self._run_share(closure)
-        alone = self._world.alone
+        loss, alone = None, self._world.alone
+        if closure is not None:
+            loss = self._run(closure) if alone else self._run_share(closure)
         if alone or self._gathered.samples:
             checks.require_samples(self._gathered, self.settings["mc_samples"])
-        if self._shards.must_catch_up:
+        if not alone and self._shards.must_catch_up:
             self._uncertain()
         parameters = self._trainable()
         if alone:
@@ -174,12 +175,10 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         return loss
 
     def _run_share(self, closure: Callable[[], Tensor]) -> Tensor | None:
-        """The closure; among several processes an empty share of the batch takes part in the step all the same."""
+        """The closure among several processes: an empty share of the batch takes part in the step all the same."""
         try:
             return self._run(closure)
         except EmptyBatch:
-            if self._world.alone:
-                raise
             self._gathered = self._nothing_gathered()
             return None
 

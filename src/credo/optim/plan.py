@@ -135,7 +135,7 @@ class Plans(dict[int, Plan]):
         if known is None or not identical(list(known.watched.values()), parameters):
             self.subjects = known = Subjects(parameters, constants, partial(parameter_names, groups))
         else:
-            known.constants = {id(constant): constant for constant in constants}
+            known.constants = {id(constant): constant for constant in constants} if constants else {}
         return known
 
 
