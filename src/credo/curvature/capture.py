@@ -14,7 +14,6 @@ from typing import final
 
 import torch
 from torch import Tensor
-from torch._C import _pop_torch_function_stack, _push_on_torch_function_stack
 
 from credo.curvature.contribution import widen
 from credo.curvature.interception import Interception
@@ -71,14 +70,14 @@ class watching(AbstractContextManager[Statistics]):
                 "a block has ended and cannot begin again. Call capture anew for each block."
             )
         try:
-            _push_on_torch_function_stack(self._interception)
+            self._interception.__enter__()
             return self._statistics
         except BaseException:  # an interrupt, after which nobody would come to close the eyes
             self._interception.withdraw()
             raise
 
     def __exit__(self, *_: object) -> None:
-        _pop_torch_function_stack()
+        self._interception.__exit__()
         self._interception.ledger.closed = True
 
     def __del__(self) -> None:
