@@ -108,11 +108,17 @@ def _planned(x: Tensor, g: Tensor, training: bool) -> Planned | None:
 _prepared = Prepared(_planned)
 
 
-def _plan(x: Tensor, g: Tensor, training: bool, *affine: Tensor | None) -> Planned | None:
-    plain = all(t is None or (t.dtype is x.dtype and t.is_contiguous()) for t in affine)
-    if not plain or not x.is_cpu or x.dtype is not g.dtype:
+def _plan(
+    x: Tensor, g: Tensor, training: bool, weight: Tensor | None, mean: Tensor, invstd: Tensor
+) -> Planned | None:
+    dtype = x.dtype
+    if weight is not None and not (weight.dtype is dtype and weight.is_contiguous()):
         return None
-    return _prepared.get((x.shape, x.stride(), x.dtype, g.stride(), training), x, g, training)
+    if not (
+        g.dtype is dtype is mean.dtype is invstd.dtype and mean.is_contiguous() and invstd.is_contiguous()
+    ):
+        return None
+    return _prepared.get((x.shape, x.stride(), dtype, x.is_cpu, g.stride(), training), x, g, training)
 
 
 def alike(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
