@@ -11,6 +11,7 @@ from torch import nn
 
 import credo
 from credo.errors import CallOrderError, NonFiniteError
+from credo.optim.gathering import Gathered
 from tests.optim.replay import snapshot
 from tests.optim.trained import X, Y, assert_unchanged, learned, trained
 
@@ -55,6 +56,43 @@ def test_an_exception_in_a_closure_restores_everything():
     with pytest.raises(ValueError, match="data loader"):
         optimizer.step(closure)
     assert_unchanged(before, model, optimizer)
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["closure", "block"])
+@pytest.mark.parametrize("method", METHODS)
+def test_an_interrupt_while_a_block_is_gathered_leaves_nothing_for_the_next(method, by_hand, monkeypatch):
+    """Its sums were added, it was not counted yet: a step after it is that of a run without it."""
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    def step():
+        if not by_hand:
+            optimizer.step(closure)
+            return
+        with optimizer.sampled():
+            closure()
+        optimizer.step()
+
+    def interrupted(self, seen, parameters, examples, scale):
+        self._add(seen, parameters, examples)
+        raise KeyboardInterrupt
+
+    model, optimizer = trained(method)
+    step()
+    undisturbed = learned(model, optimizer)
+    model, optimizer = trained(method)
+    draws = optimizer.counters["draws"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Gathered, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step()
+    optimizer.counters["draws"] = draws  # so that the sample is the same one
+    step()
+    assert_unchanged(undisturbed, model, optimizer)
 
 
 def test_a_sample_that_cannot_be_taken_leaves_the_gradients_of_those_before():

@@ -185,8 +185,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     @final
     def _run_in_turn(self, closure: Callable[[], Tensor]) -> Tensor:
         """The closure at K samples, one after the other; the mean of its losses."""
-        if self._gathered.samples:
-            self._gathered = self._nothing_gathered()
+        self._gathered = self._nothing_gathered()
         losses = []
         for _ in range(self.settings["mc_samples"]):
             with Block(self, None) as seen:

@@ -60,7 +60,10 @@ class Block(AbstractContextManager[Seen]):
             self._give_up()
 
     def _give_up(self) -> None:
-        self._optimizer._keeper.__exit__()
-        self._open, self._optimizer._inside = False, None
+        own = self._optimizer
+        own._keeper.__exit__()
+        self._open, own._inside = False, None
+        if not own._gathered.samples:  # it may have been on the way to become the first
+            own._gathered = own._nothing_gathered()
         for k, p in enumerate(self._parameters):
             p.grad = None if self._before is None else self._before[k]
