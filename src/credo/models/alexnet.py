@@ -1,5 +1,6 @@
 """AlexNet for 32×32 images, as in the paper: no BatchNorm, one fc; 2,472,266 parameters."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -28,10 +29,10 @@ class AlexNet(nn.Module):
         self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.dropout(self.conv1(x))), 2)  # maps of 8 → 4
-        x = F.max_pool2d(F.relu(self.dropout(self.conv2(x))), 2)  # 4 → 2
-        x = F.relu(self.dropout(self.conv3(x)))
-        x = F.relu(self.dropout(self.conv4(x)))
-        x = F.max_pool2d(F.relu(self.dropout(self.conv5(x))), 2)  # 2 → 1
+        x = F.max_pool2d(torch.relu(self.dropout(self.conv1(x))), 2)  # maps of 8 → 4
+        x = F.max_pool2d(torch.relu(self.dropout(self.conv2(x))), 2)  # 4 → 2
+        x = torch.relu(self.dropout(self.conv3(x)))
+        x = torch.relu(self.dropout(self.conv4(x)))
+        x = F.max_pool2d(torch.relu(self.dropout(self.conv5(x))), 2)  # 2 → 1
         logits: Tensor = self.fc(x.flatten(1))
         return logits

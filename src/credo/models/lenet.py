@@ -1,5 +1,6 @@
 """LeNet-5 as the paper trains it on CIFAR-10: ReLU, max-pooling, biases; 62,006 parameters."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -28,10 +29,10 @@ class LeNet5(nn.Module):
         self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.dropout(self.conv1(x))), 2)
-        x = F.max_pool2d(F.relu(self.dropout(self.conv2(x))), 2)
+        x = F.max_pool2d(torch.relu(self.dropout(self.conv1(x))), 2)
+        x = F.max_pool2d(torch.relu(self.dropout(self.conv2(x))), 2)
         x = x.flatten(1)
-        x = F.relu(self.dropout(self.fc1(x)))
-        x = F.relu(self.dropout(self.fc2(x)))
+        x = torch.relu(self.dropout(self.fc1(x)))
+        x = torch.relu(self.dropout(self.fc2(x)))
         logits: Tensor = self.fc3(x)
         return logits

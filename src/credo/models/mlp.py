@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
 from credo.errors import InvalidValue
@@ -29,6 +29,6 @@ class MLP(nn.Module):
         x = x.flatten(1)
         *hidden, last = self.layers
         for layer in hidden:
-            x = F.relu(self.dropout(layer(x)))
+            x = torch.relu(self.dropout(layer(x)))
         logits: Tensor = last(x)
         return logits

@@ -6,6 +6,7 @@ Names in the state dict are those of torchvision's ResNet-18, so that its weight
 from collections import OrderedDict
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -29,9 +30,9 @@ class BasicBlock(nn.Module):
         self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.dropout(self.conv1(x))))
+        out = torch.relu(self.bn1(self.dropout(self.conv1(x))))
         out = self.bn2(self.dropout(self.conv2(out)))
-        return F.relu(out + self.downsample(x))
+        return torch.relu(out + self.downsample(x))
 
 
 class ResNet18(nn.Module):
@@ -66,7 +67,7 @@ class ResNet18(nn.Module):
         self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.dropout(self.conv1(x))))
+        x = torch.relu(self.bn1(self.dropout(self.conv1(x))))
         if self.stem == "imagenet":
             x = F.max_pool2d(x, 3, stride=2, padding=1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
