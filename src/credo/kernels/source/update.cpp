@@ -44,7 +44,7 @@ void vogn(const Operands<T> at, const Settings<T> set, int64_t begin, int64_t en
     for (int64_t i = begin; i < end; i += tile_size) {
         T means[tile_size];
         const int64_t count = smaller(tile_size, end - i);
-        if (count == tile_size)
+        if (count == tile_size)  // a number that the compiler knows
             vogn_tile<prior_tensor, prior_mean>(at, set, i, tile_size, means);
         else
             vogn_tile<prior_tensor, prior_mean>(at, set, i, count, means);
