@@ -127,7 +127,7 @@ def test_an_interrupt_right_after_the_update_leaves_all_of_it(monkeypatch):
     for interrupted in (False, True):
         model, optimizer = trained()
         if interrupted:
-            monkeypatch.setattr(update, "increment_version", raise_interrupt)
+            monkeypatch.setattr(update, "_increment_version", raise_interrupt)
             with pytest.raises(KeyboardInterrupt):
                 optimizer.step(lambda model=model: F.cross_entropy(model(X), Y, reduction="none"))
         else:

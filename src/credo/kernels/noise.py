@@ -20,6 +20,7 @@ from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, get_num_threads
+from torch._C import _increment_version
 from torch.autograd.graph import increment_version
 
 from credo.errors import InvalidValue
@@ -100,7 +101,7 @@ class Sampler:
     def __init__(self, weights: Steady, curvatures: Steady, indices: Sequence[int], rooms: Steady):
         starts = [0] * len(weights)
         _check(weights, 0, 0, indices, starts)
-        self.indices, self._rows = indices, (weights, curvatures)
+        self.indices, self.rooms, self._rows = indices, rooms, (weights, curvatures)
         self._standing = Standing("sample", (weights, weights, curvatures, None, rooms))
         self._layout = weights.sizes + lists.whole_numbers(*indices, *starts)
 
@@ -112,7 +113,7 @@ class Sampler:
         function, addresses, _, length = call
         key, numbers, threads = pack("2Q", seed, stream), pack("2d", scale, shift), c_int64(get_num_threads())
         function(addresses, self._layout, length, key, numbers, threads, byref(kept.done))
-        increment_version(self._rows[0])
+        _increment_version(self._rows[0])
 
 
 class _Numbers(NamedTuple):

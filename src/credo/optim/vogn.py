@@ -103,15 +103,15 @@ class VOGN(GaussNewton):
     def _draw(self, draw: int) -> None:
         seed, keeper = self.settings["seed"], self._keeper
         for plan, (curvatures, scale, shift), places in self._uncertain():
-            parameters, new, means = plan.uncertain, None, None
+            parameters, sampler = plan.uncertain, plan.sampler(places, keeper)
             if away := keeper.kept(parameters):  # since the sample before this one
-                means = away.places
+                noise.sample_all_(parameters, curvatures, scale, shift, seed, draw, places, means=away.places)
+                continue
+            new = keeper.leave(parameters, sampler.rooms)
+            if isinstance(shift, float):
+                sampler(scale, shift, seed, draw, new)
             else:
-                new = keeper.leave(parameters, plan.rooms(keeper))
-            if new is not None and isinstance(shift, float):
-                plan.sampler(places, keeper)(scale, shift, seed, draw, new)
-            else:
-                noise.sample_all_(parameters, curvatures, scale, shift, seed, draw, places, means, new)
+                noise.sample_all_(parameters, curvatures, scale, shift, seed, draw, places, kept=new)
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
         stacks: dict[int, Tensor] = {}
