@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tests.curvature.modules import (
     Attention,
     BareParameters,
+    ByLists,
     Decoder,
     InPlaceArithmetic,
     LeftProduct,
@@ -76,6 +77,7 @@ def _convolutions() -> list[Case]:
         rows += [
             Case(f"Conv{d}d same, even kernel", lambda c=conv: c(4, 8, 4, padding="same"), shape),
             Case(f"Conv{d}d one position", lambda c=conv: c(4, 8, 7), shape),
+            Case(f"Conv{d}d by lists", lambda c=conv: ByLists(c(4, 8, 3)), shape),
             Case(f"Conv{d}d called twice", lambda c=conv: twice(c(4, 4, 3, padding=1)), shape),
             Case(f"ConvTranspose{d}d", lambda c=transposed: c(4, 6, 3), shape),
             Case(
@@ -87,6 +89,7 @@ def _convolutions() -> list[Case]:
                 f"ConvTranspose{d}d dilation", lambda c=transposed: c(4, 6, 3, dilation=2, bias=False), shape
             ),
             Case(f"BatchNorm{d}d eval", lambda n=norm: n(4).eval(), shape),
+            Case(f"BatchNorm{d}d eval, called twice", lambda n=norm: twice(n(4)).eval(), shape),
             Case(f"BatchNorm{d}d eval, zero weight", lambda n=norm: zero_weight(n(4)).eval(), shape),
             Case(f"InstanceNorm{d}d", lambda n=instance: n(4, affine=True), shape),
             Case(

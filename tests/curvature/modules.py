@@ -174,6 +174,18 @@ class SiluMLP(nn.Module):
         return F.silu(self.used(x))[:, ::2]
 
 
+class ByLists(nn.Module):
+    """A convolution whose stride, padding and dilation are lists, which a module would make tuples of."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer, dims = layer, layer.weight.dim() - 2
+        self.function, self.numbers = getattr(torch, f"conv{dims}d"), [[n] * dims for n in (2, 3, 2)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, self.layer.weight, self.layer.bias, *self.numbers)
+
+
 def twice(layer: nn.Module) -> nn.Module:
     return nn.Sequential(layer, nn.Tanh(), layer)
 
