@@ -12,14 +12,14 @@
 
 namespace {
 
-constexpr int most_rows = registers == 32 ? 6 : 3, most_vectors = 4;  // of a tile: they leave registers for x and g
-constexpr int64_t most_examples = 128;  // of a block: its panel and a strip of its gradients stay in the first cache
+constexpr int most_rows = 6, most_vectors = registers == 32 ? 4 : 2;  // of a tile: they leave registers for x and g
+constexpr int64_t most_examples = registers == 32 ? 128 : 256;  // of a block: its panel stays in the first cache
 constexpr int64_t ahead = 16;           // examples from asking for inputs to packing them: time enough to arrive
 constexpr int64_t even = 32;            // vectors for each thread that divide well enough
 constexpr int64_t small = 1 << 18;      // multiplications: below this a second thread is not worth waking
 
 CREDO_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-CREDO_INLINE int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr CREDO_INLINE int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Range {
     int64_t first, last;
@@ -44,9 +44,9 @@ template <typename T>
 struct Tile {
     const T* x;
     T* panel;    // the same as pairs, vector after vector
-    const T* g;  // as pairs, those of an example `step` after those of the one before
+    const T* g;  // as pairs, those of one example after those of another
     T *total, *squares;
-    int64_t examples, inputs, step;
+    int64_t examples, inputs;
     int64_t tail;  // how many inputs the last two vectors of pairs stand for, or the last one of an odd number
     bool begins;
 };
@@ -59,10 +59,13 @@ CREDO_INLINE int64_t inputs_of(int v, const Tile<T>& tile) {
 
 template <typename T, int vectors>
 CREDO_INLINE void pack(const Tile<T>& tile, const T* from, typename Simd<T>::Vector (&x)[vectors]) {
+    using P = Pairs<T>;
     CREDO_UNROLL
     for (int v = 0; v < vectors; v += 2) {
         const auto numbers = Simd<T>::load(from + v * Pairs<T>::count, inputs_of<vectors>(v, tile));
-        const auto both = Pairs<T>::of(numbers, numbers * numbers);
+        // A vector by itself stands for half of the numbers, in order; of two together each may have any of them.
+        const auto both = v + 1 == vectors ? P::template of<Order::whole>(numbers, numbers * numbers)
+                                           : P::template of<Order::nearby>(numbers, numbers * numbers);
         x[v] = both.first;
         if (v + 1 < vectors) x[v + 1] = both.second;
         __builtin_prefetch(from + ahead * tile.inputs + v * Pairs<T>::count);
@@ -76,14 +79,17 @@ CREDO_INLINE void add(T* to, typename Simd<T>::Vector v, int64_t count, bool beg
 
 template <typename T, int rows, int vectors>
 CREDO_INLINE void unpack(const Tile<T>& tile, const typename Simd<T>::Vector (&sums)[rows][vectors]) {
+    using P = Pairs<T>;
+    constexpr Order whole = Order::whole, nearby = Order::nearby;
     CREDO_UNROLL
     for (int r = 0; r < rows; ++r)
         CREDO_UNROLL
         for (int v = 0; v < vectors; v += 2) {
-            const Pairs<T> both = {sums[r][v], v + 1 < vectors ? sums[r][v + 1] : typename Simd<T>::Vector{}};
-            const int64_t at = r * tile.inputs + v * Pairs<T>::count;
-            add(tile.total + at, both.a(), inputs_of<vectors>(v, tile), tile.begins);
-            add(tile.squares + at, both.b(), inputs_of<vectors>(v, tile), tile.begins);
+            const int64_t at = r * tile.inputs + v * P::count, count = inputs_of<vectors>(v, tile);
+            const bool alone = v + 1 == vectors;
+            const P both = {sums[r][v], alone ? typename Simd<T>::Vector{} : sums[r][v + 1]};
+            add(tile.total + at, alone ? both.template a<whole>() : both.template a<nearby>(), count, tile.begins);
+            add(tile.squares + at, alone ? both.template b<whole>() : both.template b<nearby>(), count, tile.begins);
         }
 }
 
@@ -109,7 +115,7 @@ void multiply(const Tile<T>& tile) {
         CREDO_UNROLL
         for (int r = 0; r < rows; ++r)
             CREDO_UNROLL
-            for (int v = 0; v < vectors; ++v) sums[r][v] += repeated_pair(tile.g + m * tile.step + 2 * r) * x[v];
+            for (int v = 0; v < vectors; ++v) sums[r][v] += repeated_pair(tile.g + 2 * (m * rows + r)) * x[v];
     }
     unpack(tile, sums);
 }
@@ -136,42 +142,50 @@ struct Share {
     T* const scratch;  // a panel of inputs, and the gradients of a block
 
     static constexpr int64_t panel_size() { return most_examples * most_vectors * width; }
-    static constexpr int64_t scratch_size(int64_t outputs) { return panel_size() + most_examples * step_of(outputs); }
-    // From the gradients of one example to the next: an odd number of vectors, so that they fall on different sets.
-    static constexpr int64_t step_of(int64_t outputs) { return (2 * divide_up(outputs, width) + 1) * width; }
-    int64_t step() const { return step_of(outputs.size()); }
+    static constexpr int64_t strip_size() { return most_examples * most_rows * 2; }
+    // Whole vectors are written, the last of a strip beyond its end.
+    static constexpr int64_t scratch_size(int64_t outputs) {
+        return panel_size() + divide_up(outputs, most_rows) * strip_size() + 2 * width;
+    }
+
+    int64_t strips() const { return divide_up(outputs.size(), most_rows); }
+    T* strip(int64_t number) const { return scratch + panel_size() + number * strip_size(); }
 
     void run() const {
         const int64_t blocks = divide_up(p.examples, most_examples), panels = divide_up(vectors.size(), most_vectors);
         for (int64_t b = 0; b < blocks; ++b) {
             const Range block = Range{0, p.examples}.part(b, blocks);
-            pack_gradients(block);
+            for (int64_t s = 0; s < strips(); ++s) pack_gradients(block, outputs.part(s, strips()), strip(s));
             for (int64_t n = 0; n < panels; ++n) sum(block, vectors.part(n, panels));
         }
     }
 
-    // As pairs, [example][output]. The sums of the bias are on the way, for one of those who share the outputs.
-    void pack_gradients(Range block) const {
-        for (int64_t o = outputs.first; o < outputs.last; o += width) {
-            const int64_t count = smaller(width, outputs.last - o);
-            T* to = scratch + panel_size() + 2 * (o - outputs.first);
-            typename S::Vector bias_total = {}, bias_squares = {};
-            for (int64_t m = block.first; m < block.last; ++m, to += step()) {
+    // A strip as pairs, [example][output]; what whole vectors write too much, those of the next example write over.
+    // The sums of the bias are on the way, for one of those who share the outputs.
+    void pack_gradients(Range block, Range rows, T* to) const {
+        constexpr int most = divide_up(most_rows, width);
+        typename S::Vector bias_total[most] = {}, bias_squares[most] = {};
+        for (int64_t m = block.first; m < block.last; ++m, to += 2 * rows.size()) {
+            for (int v = 0; v < most && v * width < rows.size(); ++v) {
                 typename S::Vector total = {}, squares = {};
+                const int64_t o = rows.first + v * width, count = smaller(width, rows.last - o);
                 for (int64_t s = 0; s < p.samples; ++s) {
                     const auto g = S::load(p.g + (s * p.examples + m) * p.outputs + o, count);
                     total += g;
                     squares += g * g;
                 }
-                const auto both = Pairs<T>::of(total, squares);
-                S::store(to, both.first);
-                S::store(to + width, both.second);
-                bias_total += total;
-                bias_squares += squares;
+                const auto both = Pairs<T>::template of<Order::whole>(total, squares);
+                S::store(to + 2 * v * width, both.first);
+                S::store(to + 2 * v * width + width, both.second);
+                bias_total[v] += total;
+                bias_squares[v] += squares;
             }
-            if (vectors.first > 0) continue;
-            add(p.bias_total + o, bias_total, count, block.first == 0);
-            add(p.bias_squares + o, bias_squares, count, block.first == 0);
+        }
+        if (vectors.first > 0) return;
+        for (int v = 0; v < most && v * width < rows.size(); ++v) {
+            const int64_t o = rows.first + v * width, count = smaller(width, rows.last - o);
+            add(p.bias_total + o, bias_total[v], count, block.first == 0);
+            add(p.bias_squares + o, bias_squares[v], count, block.first == 0);
         }
     }
 
@@ -180,13 +194,13 @@ struct Share {
         const int64_t left = panel.first * Pairs<T>::count, before_tail = (panel.size() - 1) / 2 * width;
         const int64_t tail = smaller(panel.size() * Pairs<T>::count, p.inputs - left) - before_tail;
         const T* const x = p.x + block.first * p.inputs + left;
-        for (int64_t o = outputs.first; o < outputs.last; o += most_rows) {
-            const T* const g = scratch + panel_size() + 2 * (o - outputs.first);
-            const int64_t at = o * p.inputs + left;
-            const Tile<T> tile = {x, scratch, g, p.total + at, p.squares + at, block.size(), p.inputs, step(), tail,
+        for (int64_t s = 0; s < strips(); ++s) {
+            const Range rows = outputs.part(s, strips());
+            const int64_t at = rows.first * p.inputs + left;
+            const Tile<T> tile = {x, scratch, strip(s), p.total + at, p.squares + at, block.size(), p.inputs, tail,
                                   block.first == 0};
             constexpr auto shapes = std::make_integer_sequence<int, 2 * most_rows * most_vectors>();
-            pick<T>(smaller(most_rows, outputs.last - o), panel.size(), o == outputs.first, shapes)(tile);
+            pick<T>(rows.size(), panel.size(), s == 0, shapes)(tile);
         }
     }
 };

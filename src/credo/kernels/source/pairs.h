@@ -7,15 +7,22 @@
 
 namespace {
 
-template <int half, typename Vector, int... lane>
+// Whole: the first of two vectors has the pairs of the lower lanes, the second those of the upper. Nearby: each 16
+// bytes are paired by themselves, which takes one instruction each way, so both vectors have pairs from all over.
+enum class Order { whole, nearby };
+
+// Lanes come in sections of `size`, and a section of the pairs is made of the same section of a and b.
+template <int size, int half, typename Vector, int... lane>
 CREDO_INLINE Vector paired(Vector a, Vector b, std::integer_sequence<int, lane...>) {
     constexpr int width = sizeof...(lane);
-    return shuffled<(half * width / 2 + lane / 2 + lane % 2 * width)...>(a, b);
+    return shuffled<(lane / size * size + half * size / 2 + lane % size / 2 + lane % 2 * width)...>(a, b);
 }
 
-template <int which, typename Vector, int... lane>
+template <int size, int which, typename Vector, int... lane>
 CREDO_INLINE Vector unpaired(Vector first, Vector second, std::integer_sequence<int, lane...>) {
-    return shuffled<(2 * lane + which)...>(first, second);
+    constexpr int width = sizeof...(lane);
+    return shuffled<(lane % size * 2 / size * width + lane / size * size + lane % size * 2 % size + which)...>(first,
+                                                                                                              second);
 }
 
 template <typename T>
@@ -24,11 +31,23 @@ struct Pairs {
     static constexpr int width = Simd<T>::width, count = width / 2;  // pairs in a vector
     static constexpr auto lanes = std::make_integer_sequence<int, width>();
 
-    Vector first, second;  // the pairs of the lower lanes, and those of the upper
+    template <Order order>
+    static constexpr int section = order == Order::whole ? width : int(16 / sizeof(T));
 
-    static CREDO_INLINE Pairs of(Vector a, Vector b) { return {paired<0>(a, b, lanes), paired<1>(a, b, lanes)}; }
-    CREDO_INLINE Vector a() const { return unpaired<0>(first, second, lanes); }
-    CREDO_INLINE Vector b() const { return unpaired<1>(first, second, lanes); }
+    Vector first, second;
+
+    template <Order order>
+    static CREDO_INLINE Pairs of(Vector a, Vector b) {
+        return {paired<section<order>, 0>(a, b, lanes), paired<section<order>, 1>(a, b, lanes)};
+    }
+    template <Order order>
+    CREDO_INLINE Vector a() const {
+        return unpaired<section<order>, 0>(first, second, lanes);
+    }
+    template <Order order>
+    CREDO_INLINE Vector b() const {
+        return unpaired<section<order>, 1>(first, second, lanes);
+    }
 };
 
 // The pair that lies at `from`, again and again. Compilers would go by way of the stack.

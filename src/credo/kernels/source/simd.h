@@ -69,10 +69,12 @@ struct Simd {
             return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
     }
     static CREDO_INLINE Vector load(const T* from, int64_t count) {
+        if (count == width) return load(from);
         if constexpr (sizeof(T) == 4) return _mm256_maskload_ps(from, some(count));
         if constexpr (sizeof(T) == 8) return _mm256_maskload_pd(from, some(count));
     }
     static CREDO_INLINE void store(T* to, Vector v, int64_t count) {
+        if (count == width) return store(to, v);
         if constexpr (sizeof(T) == 4) _mm256_maskstore_ps(to, some(count), v);
         if constexpr (sizeof(T) == 8) _mm256_maskstore_pd(to, some(count), v);
     }
