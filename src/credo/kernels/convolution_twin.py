@@ -20,8 +20,10 @@ from credo.kernels.unfolding import (
     accumulators,
     as_weight,
     columns_per_channel,
+    columns_per_example,
     grouped,
     kernel_rows,
+    line_length,
     unfolded,
 )
 
@@ -113,8 +115,8 @@ def tiled_sums(x: Tensor, g: Tensor, at: Geometry, total: Tensor, squares: Tenso
     """Unfold some examples; then one row of the kernel after the other."""
     rows, line = kernel_rows(x, g, at), math.prod(g.shape[3:])
     phases = sorted({row.phase for row in rows})
-    sums = accumulators((2, len(total), at.kernel_size[0], at.row_taps * total.shape[1]), x)
-    step = max(1, unfolding.COLUMNS // (x.shape[1] * columns_per_channel(x, g, at) * x.element_size()))
+    sums = accumulators((2, len(total), at.kernel_size[0], line_length(x, at)), x)
+    step = max(1, unfolding.COLUMNS // (columns_per_example(x, g, at) * x.element_size()))
     for part, grads in zip(torch.split(x, step), torch.split(g, step), strict=True):
         columns, flat_grads = unfolded(part, grads, at, phases), grouped(grads, at.groups)
         for row in rows:
