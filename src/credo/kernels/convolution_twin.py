@@ -1,7 +1,7 @@
 """The pure-torch twin of the convolution kernel: the input is unfolded, so that rᵢ is a matrix product.
 
 few places             Σᵢrᵢ² from pairs of places, one matrix product a tap
-else                   some rᵢ at a time, or a part of one, in a tile that stays in the L2 cache until it is squared
+else                   some rᵢ at a time, or a part of one, in a tile that stays in the caches until it is squared
 """
 
 import math
@@ -27,7 +27,7 @@ from credo.kernels.unfolding import (
     unfolded,
 )
 
-TILE = 1 << 19  # bytes of rᵢ at a time, for each thread: three of these fit the L2 cache
+TILE = 1 << 20  # bytes of rᵢ at a time, for each thread: larger ones leave the caches, smaller ones cost more calls
 LARGE_TILE = 4 << 20  # on an accelerator, where few large calls are better than many small ones
 SUMS = LIMIT // 4  # bytes of Σᵢrᵢ, and of Σᵢrᵢ², at a time: twice so many are kept as scratch
 SMALL = 1 << 18  # bytes of rᵢ of which several always fit a tile
