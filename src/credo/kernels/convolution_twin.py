@@ -1,6 +1,7 @@
 """The pure-torch twin of the convolution kernel: the input is unfolded, so that rᵢ is a matrix product.
 
 few places             Σᵢrᵢ² from pairs of places, one matrix product a tap
+few weights            all rᵢ, squared together
 else                   some rᵢ at a time, or a part of one, in a tile that stays in the caches until it is squared
 """
 
@@ -27,7 +28,9 @@ from credo.kernels.unfolding import (
     unfolded,
 )
 
-TILE = 1 << 20  # bytes of rᵢ at a time, for each thread: larger ones leave the caches, smaller ones cost more calls
+TILE = (
+    1 << 20
+)  # bytes of rᵢ at a time, for each thread: larger ones leave the caches, smaller ones cost more calls
 LARGE_TILE = 4 << 20  # on an accelerator, where few large calls are better than many small ones
 SUMS = LIMIT // 4  # bytes of Σᵢrᵢ, and of Σᵢrᵢ², at a time: twice so many are kept as scratch
 SMALL = 1 << 18  # bytes of rᵢ of which several always fit a tile
@@ -115,31 +118,51 @@ def tiled_sums(x: Tensor, g: Tensor, at: Geometry, total: Tensor, squares: Tenso
     """Unfold some examples; then one row of the kernel after the other."""
     rows, line = kernel_rows(x, g, at), math.prod(g.shape[3:])
     phases = sorted({row.phase for row in rows})
-    sums = accumulators((2, len(total), at.kernel_size[0], line_length(x, at)), x)
+    sums = accumulators((2, at.kernel_size[0], len(total), line_length(x, at)), x)
     step = max(1, unfolding.COLUMNS // (columns_per_example(x, g, at) * x.element_size()))
     for part, grads in zip(torch.split(x, step), torch.split(g, step), strict=True):
         columns, flat_grads = unfolded(part, grads, at, phases), grouped(grads, at.groups)
+        factors = []
         for row in rows:
             lines = row.end - row.first
             seen = columns[row.phase].narrow(1, row.start * line, lines * line)
-            own_grads = flat_grads.narrow(2, row.first * line, lines * line)
-            add_products(own_grads, seen, sums[0, :, row.number], sums[1, :, row.number], at.groups)
+            factors.append((flat_grads.narrow(2, row.first * line, lines * line), seen))
+        if rows and at.groups == 1 and len(part) * sums[0].nbytes <= room(x):
+            seeing = slice(rows[0].number, rows[-1].number + 1)  # those between them do too
+            add_all_rows(factors, sums[0, seeing], sums[1, seeing])
+            continue
+        for row, (own_grads, seen) in zip(rows, factors, strict=True):
+            add_products(own_grads, seen, sums[0, row.number], sums[1, row.number], at.groups)
     for out, own in zip((total, squares), sums, strict=True):
         out.copy_(as_weight(own, out))
+
+
+def room(like: Tensor) -> int:
+    """Bytes of rᵢ at a time, for all threads."""
+    return TILE * torch.get_num_threads() if like.is_cpu else LARGE_TILE
+
+
+def add_all_rows(factors: Sequence[tuple[Tensor, Tensor]], total: Tensor, squares: Tensor) -> None:
+    """Adds Σᵢrᵢ and Σᵢrᵢ², both (rows, O, K), where for each row the rᵢ are the products of its factors."""
+    shape = (len(factors), len(factors[0][0]), *total.shape[1:])
+    own, squared = scratch("side by side", shape, total), scratch("squares side by side", shape, total)
+    for (grads, columns), products in zip(factors, own, strict=True):
+        torch.bmm(grads, columns, out=products)  # rᵢ
+    total.add_(own.sum(1))
+    squares.add_(torch.mul(own, own, out=squared).sum(1))
 
 
 def add_products(grads: Tensor, columns: Tensor, total: Tensor, squares: Tensor, groups: int) -> None:
     """Adds Σᵢrᵢ and Σᵢrᵢ², where rᵢ are the products of (M·groups, O, P) and (M·groups, P, K)."""
     threads = torch.get_num_threads()
-    room = TILE * threads if grads.is_cpu else LARGE_TILE
-    together = room // (total.numel() * total.element_size())
+    together = room(grads) // total.nbytes
     if together > 1 or groups > 1:
         even = max(
             1, together - together % threads if together > threads else together
         )  # each thread has as many
         add_together(grads, columns, total, squares, even * groups)
         return
-    tiles = -(-total.numel() * total.element_size() // room)
+    tiles = -(-total.nbytes // room(grads))
     rows = in_even_parts(len(total), tiles, threads)
     for own_grads, *own_sums in zip(
         torch.split(grads, rows, 1), torch.split(total, rows), torch.split(squares, rows), strict=True

@@ -178,9 +178,9 @@ def _pieces(draws: Iterator[Draw]) -> Iterator[generators.Block]:
 def _add_noise(rows: Sequence[list[Tensor]], noises: generators.Noise, scale: float, shift: float) -> None:
     """To pieces of the weights, by their widths."""
     weights, curvatures, *shifts = rows
-    roots = torch._foreach_add(curvatures, shifts[0] if shifts else shift)
-    torch._foreach_sqrt_(roots)
-    torch._foreach_addcdiv_(weights, noises, roots, math.sqrt(scale))
+    for k, (weight, curvature, noise) in enumerate(zip(weights, curvatures, noises, strict=True)):
+        precision = curvature + (shifts[0][k] if shifts else shift)
+        weight.addcdiv_(noise, precision.sqrt_(), value=math.sqrt(scale))
 
 
 def _noise_type(out: Tensor) -> torch.dtype:

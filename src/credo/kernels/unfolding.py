@@ -14,7 +14,10 @@ from torch import Tensor
 from credo.kernels.scratch import LIMIT, scratch
 
 COLUMNS = 8 << 20  # bytes of unfolded input at a time
-NARROWEST, EVEN = 16, 8  # numbers in a line of what a row of the kernel sees: matrix products of others are slow
+NARROWEST, EVEN = (
+    16,
+    8,
+)  # numbers in a line of what a row of the kernel sees: matrix products of others are slow
 
 
 class Geometry(NamedTuple):
@@ -104,7 +107,7 @@ def unfolded(x: Tensor, g: Tensor, at: Geometry, phases: Sequence[int]) -> dict[
             own[:, 0] = seen.as_strided(own[:, 0].shape, (*seen.stride()[:3], 1))
         else:
             own[..., seen_length:] = 0
-            inside = own[..., :seen_length].unflatten(-1, (*at.kernel_size[1:], channels))
+            inside = own[..., :seen_length].view(*own.shape[:-1], *at.kernel_size[1:], channels)
             inside.copy_(seen.view(*seen.shape[:-1], at.groups, channels).movedim(-2, 1))
     flat = columns.view(len(phases), len(x) * at.groups, lines * places, length)
     return dict(zip(phases, flat, strict=True))
@@ -144,9 +147,9 @@ def windows(padded: Tensor, places: Sequence[int], at: Geometry) -> Tensor:
 
 
 def as_weight(sums: Tensor, weight: Tensor) -> Tensor:
-    """A view of (O, rows, `line_length`) with the dimensions of the weight, (O, C, *kernel)."""
-    taps, channels = weight.shape[3:], weight.shape[1]
-    return sums[..., : math.prod(taps) * channels].unflatten(-1, (*taps, channels)).movedim(-1, 1)
+    """A view of (rows, O, `line_length`) with the dimensions of the weight, (O, C, *kernel)."""
+    seen = sums[..., : weight[0, :, 0].numel()]
+    return seen.view(*seen.shape[:2], *weight.shape[3:], weight.shape[1]).movedim((1, -1), (0, 1))
 
 
 def accumulators(shape: tuple[int, ...], like: Tensor) -> Tensor:

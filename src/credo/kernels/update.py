@@ -77,7 +77,7 @@ def vogn_all_(
     if call := lists.call("vogn", *rows, priors, prior_means, places):
         return _run(call, settings, number, check, origins, [*means, *momenta, *curvatures])
     with torch.no_grad():
-        if check and not _all_finite_twin([*gradients, *squares]):
+        if check and not _pairs_finite_twin(gradients, squares):
             return False
         optional = [row for row in (places, priors, prior_means) if row is not None]
         for mu, m, s, gradient, square, *others in _cut([*rows, *optional]):
@@ -179,6 +179,16 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
         return bool(call.kernel(*call[1:], c_int64(torch.get_num_threads())))
     with torch.no_grad():
         return _all_finite_twin(tensors)
+
+
+def _pairs_finite_twin(ones: Row, others: Row) -> bool:
+    """`all_finite` for two rows: what is not finite makes the product with anything, zero too, infinite or NaN."""
+    same = all(one.is_cpu and one.dtype is other.dtype for one, other in zip(ones, others, strict=True))
+    if same and lists.aligned(ones) and lists.aligned(others):
+        products = map(torch.dot, lists.flats(ones), lists.flats(others))
+        if isfinite(sum([own.item() for own in products])):
+            return True
+    return _all_finite_twin([*ones, *others])
 
 
 def _all_finite_twin(tensors: Sequence[Tensor]) -> bool:
