@@ -134,6 +134,15 @@ def test_every_way_of_the_twin_takes_every_case(
         assert_close(own, truth)
 
 
+@pytest.mark.parametrize("case", UNGROUPED, ids=str)
+def test_the_twin_does_not_see_what_it_left_in_memory(case: Case) -> None:
+    """Lines are filled up to a length that matrix products like, with whatever there is."""
+    x, g = operands(case, torch.float64)
+    with forced("off"):
+        weight_sums(torch.full_like(x, torch.nan), torch.full_like(g, torch.nan), *geometry(case))
+    check(case, x, g, "off")
+
+
 def test_the_choice_follows_the_cost() -> None:
     """Few places in pairs, unless the weight is small."""
     for case, way in {

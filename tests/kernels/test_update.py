@@ -259,6 +259,27 @@ def test_one_number_that_is_not_finite_is_found(both_kernels, dtype, bad, place)
     assert not update.all_finite(tensors)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("row", [3, 4], ids=["gradient", "squares"])
+@pytest.mark.parametrize("other", [0.0, 1.0, -1.0, 1e30])
+def test_an_update_that_is_not_finite_changes_nothing(both_kernels, dtype, bad, row, other):
+    """Whatever the gradient is where the square is not finite, or the square where the gradient is not."""
+    tensors = list(operands((7, 11), dtype)[:5])
+    tensors[7 - row][3, 4], tensors[row][3, 4] = other, bad
+    before = [tensor.clone() for tensor in tensors]
+    rows = [[tensor] for tensor in tensors]
+    assert not update.vogn_all_(*rows, 0.3, None, update.Settings(**SETTINGS), check=True)
+    assert all(torch.equal(t, b) for t, b in zip(tensors[:3], before, strict=False))
+
+
+def test_an_update_of_large_finite_numbers_is_made(both_kernels):
+    """Products of gradients and squares overflow here, and the numbers themselves do not."""
+    rows = [[torch.full((5,), value)] for value in (1.0, 0.0, 1.0, 1e30, 1e30)]
+    assert update.vogn_all_(*rows, 0.3, None, update.Settings(**SETTINGS), check=True)
+    assert rows[1][0].min() > 1e28
+
+
 def test_large_and_small_numbers_are_finite(both_kernels):
     for dtype in (torch.float32, torch.float64, torch.float16):
         extreme = torch.finfo(dtype)
