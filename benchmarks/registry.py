@@ -1,11 +1,12 @@
 """Every case and every contender, by name."""
 
+from benchmarks.by_hand import BY_HAND
 from benchmarks.cases import CASES, Case
 from benchmarks.contender import Contender
 from benchmarks.ours import OURS
 from benchmarks.peers import PEERS
 
-CONTENDERS = [*OURS, *PEERS]
+CONTENDERS = [*OURS, BY_HAND, *PEERS]
 BASELINE = "adam"
 
 
