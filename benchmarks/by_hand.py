@@ -73,4 +73,4 @@ def by_hand(problem: Problem) -> Running:
     return Running(step)
 
 
-BY_HAND = Contender("by-hand", "VOGN by hand, plain torch, unchecked", by_hand)
+BY_HAND = Contender("by-hand", "VOGN by hand, plain torch", by_hand)
