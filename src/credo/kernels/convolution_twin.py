@@ -28,10 +28,8 @@ from credo.kernels.unfolding import (
     unfolded,
 )
 
-TILE = (
-    1 << 20
-)  # bytes of rᵢ at a time, for each thread: larger ones leave the caches, smaller ones cost more calls
-LARGE_TILE = 4 << 20  # on an accelerator, where few large calls are better than many small ones
+TILE = 1 << 20  # bytes of rᵢ at a time, for each thread: more leave the caches, fewer cost calls
+LARGE_TILE = 4 << 20  # for many threads, and on an accelerator, which likes few large calls
 SUMS = LIMIT // 4  # bytes of Σᵢrᵢ, and of Σᵢrᵢ², at a time: twice so many are kept as scratch
 SMALL = 1 << 18  # bytes of rᵢ of which several always fit a tile
 PASSES = 24  # multiplications that cost what a tile moves through the cache for one element of one rᵢ
@@ -139,7 +137,7 @@ def tiled_sums(x: Tensor, g: Tensor, at: Geometry, total: Tensor, squares: Tenso
 
 def room(like: Tensor) -> int:
     """Bytes of rᵢ at a time, for all threads."""
-    return TILE * torch.get_num_threads() if like.is_cpu else LARGE_TILE
+    return min(TILE * torch.get_num_threads(), LARGE_TILE) if like.is_cpu else LARGE_TILE
 
 
 def add_all_rows(factors: Sequence[tuple[Tensor, Tensor]], total: Tensor, squares: Tensor) -> None:

@@ -14,10 +14,7 @@ from torch import Tensor
 from credo.kernels.scratch import LIMIT, scratch
 
 COLUMNS = 8 << 20  # bytes of unfolded input at a time
-NARROWEST, EVEN = (
-    16,
-    8,
-)  # numbers in a line of what a row of the kernel sees: matrix products of others are slow
+NARROWEST, EVEN = 16, 8  # numbers in a line of unfolded input: products of other lengths are slow
 
 
 class Geometry(NamedTuple):
@@ -121,7 +118,7 @@ def _is_one_stretch(at: Geometry) -> bool:
 def with_sides(x: Tensor, at: Geometry, spare: int) -> Tensor:
     """x with its channels last, and with zeros around it along all dimensions but the first; `spare` numbers follow."""
     last, sides = x.movedim(1, -1), at.padding[1:]
-    if at.row_taps == 1 and not any(sides):
+    if not any(sides) and (at.row_taps == 1 or (spare == 0 and last.is_contiguous())):
         return last
     sizes = [size + 2 * side for size, side in zip(last.shape[2:-1], sides, strict=True)]
     shape = (*last.shape[:2], *sizes, last.shape[-1])
