@@ -108,6 +108,14 @@ def test_little_lies_ready(monkeypatch):
     assert all(len(supply._noises) == 5 for supply in supplies)
 
 
+def test_a_tiny_network_does_not_draw_for_thousands_of_steps(monkeypatch):
+    monkeypatch.setattr(generators, "_own", generators._Own())
+    for stream in range(3):
+        drawn(15, stream)
+    (supply,) = generators._own._supplies.values()
+    assert len(supply._noises) == generators.STREAMS
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1, 2049, 40_001, 100_003, generators.BLOCK + 70_001])
 def test_the_number_of_threads_changes_nothing(monkeypatch, size, dtype):

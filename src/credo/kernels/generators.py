@@ -26,6 +26,7 @@ from credo.kernels.lists import Piece, blocks
 
 BLOCK = 1 << 19  # elements: of fewer, starting threads for every operation would take a good part of the time
 AHEAD = 1 << 19  # elements that are drawn at once for a row of one block, under following streams
+STREAMS = 32  # of them: each takes a generator, and calls that 32 share cost nothing any more
 ROWS = 8  # of which noise may lie ready
 _BITS = {torch.float32: (torch.int32, torch.int16), torch.float64: (torch.int64, torch.int32)}  # of u, of θ
 
@@ -58,7 +59,7 @@ class Supply:
 
     def __init__(self, pieces: Sequence[Piece], seed: int, index: int, dtype: torch.dtype):
         self._pieces, self._seed, self._index, self._dtype = pieces, seed, index, dtype
-        self._together = max(1, AHEAD // sum(piece.size for piece in pieces))
+        self._together = max(1, min(STREAMS, AHEAD // sum(piece.size for piece in pieces)))
         self._noises: dict[int, Noise] = {}  # by their streams
         self._last = -2  # so that no stream follows it
 
