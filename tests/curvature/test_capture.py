@@ -50,6 +50,20 @@ def test_a_declared_loss_scale_is_divided_out():
     assert_squares(stats, net, expected)
 
 
+def test_gradients_may_be_changed_in_place(both_kernels):
+    """As clipping and optimisers do, whatever memory they share with the squares."""
+    net, (x, y) = mlp(), batch()
+    expected = truth(net, x, y)
+    with credo.capture(net) as stats:
+        F.cross_entropy(net(x), y).backward()
+    for parameter in net.parameters():
+        assert parameter.grad.stride() == parameter.stride()
+        parameter.grad.mul_(3.0)
+    nn.utils.clip_grad_norm_(net.parameters(), 1e-6)
+    net.zero_grad(set_to_none=False)
+    assert_squares(stats, net, expected)
+
+
 def test_gradients_accumulate_as_torchs_do():
     net, (x, y) = mlp(), batch()
     F.cross_entropy(net(x), y).backward()

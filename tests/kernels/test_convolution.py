@@ -51,6 +51,8 @@ CASES = {
     "one place, mostly padding": Case(5, 20, (1, 1), 8, (3, 3), 1, 1),
     "one place, dilated": Case(5, 4, (4, 5), 8, (3, 3), 1, 1, 2),
     "taps that see only padding": Case(3, 5, (2, 2), 4, (3, 3), 1, 4),
+    "a tap in the middle that steps over the input": Case(3, 4, (1, 6), 5, (3, 3), 2, 2),
+    "lines that step over the input": Case(2, 3, (2, 2), 4, (4, 4), 3, 3),
     "pointwise": Case(3, 20, (6, 5), 33, (1, 1)),
     "pointwise with a stride": Case(3, 20, (6, 5), 33, (1, 1), 2),
     "dilation": Case(3, 5, (11, 12), 7, (3, 2), 1, (2, 1), (2, 3)),

@@ -1,5 +1,8 @@
 """Σᵢrᵢ and Σᵢrᵢ² of a linear layer's weight against a loop over examples."""
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from credo.kernels import forced
-from credo.kernels.linear import _fused, layer_sums, row_sums, sequence_sums
+from credo.kernels.linear import _side_by_side, _way, layer_sums, row_sums, sequence_sums
 from credo.kernels.prepared import Prepared
 from tests.kernels.modes import MODES, assert_close, every_mode, every_type
 
@@ -114,6 +117,64 @@ def test_threads_change_no_bit_of_a_layer(shape: tuple[int, ...], mode: str) -> 
         assert all(torch.equal(own, first) for own, first in zip(other, results[0], strict=True))
 
 
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@every_type
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(256, 784, 100), (256, 100, 10), (7, 13, 5), (1, 1, 1), (0, 4, 5)])
+def test_the_twin_on_any_number_of_threads(
+    shape: tuple[int, ...],
+    number: int,
+    dtype: torch.dtype,
+    threads: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads(number)
+    monkeypatch.setattr("credo.kernels.linear.WORTH", 7 * 13 * 5)
+    examples, inputs, outputs = shape
+    large = examples * inputs * outputs >= 7 * 13 * 5
+    x, g = random(examples, inputs, dtype=dtype), random(examples, outputs, seed=1, dtype=dtype)
+    with forced("off"):
+        way = _way(x, g)
+        assert (way is _side_by_side) == (number == 2 and large)
+        actual, again = way(x, g), way(2 * x, 3 * g)
+    truth = *oracle(x[:, None], g[:, None]), g.double().sum(0), g.double().square().sum(0)
+    for own, other, true, factor in zip(actual, again, truth, (6, 36, 3, 9), strict=True):
+        assert own.is_contiguous()
+        assert_close(own, true)  # also after other sums were made in the same scratch
+        assert_close(other, factor * true)
+
+
+def test_large_inputs_are_not_copied_to_be_multiplied_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, threads: Callable[[int], None]
+) -> None:
+    threads(2)
+    monkeypatch.setattr("credo.kernels.linear.WORTH", 0)
+    monkeypatch.setattr("credo.kernels.linear.SQUARED", 2 * 8 * 10 * (5 + 3))
+    with forced("off"):
+        assert _way(random(10, 5), random(10, 3)) is _side_by_side
+        assert _way(random(11, 5), random(11, 3)) is not _side_by_side
+
+
+def test_two_python_threads_have_scratch_of_their_own(threads: Callable[[int], None]) -> None:
+    threads(2)
+    pairs = [(random(300, 200, seed=k), random(300, 50, seed=9 - k)) for k in range(4)]
+
+    def differences(pair: tuple[Tensor, Tensor]) -> float:
+        torch.set_num_threads(2)  # a thread begins with torch's own choice
+        with forced("off"):
+            truth = oracle(pair[0][:, None], pair[1][:, None])[1]
+            return max(float((layer_sums(*pair)[1] - truth).abs().max()) for _ in range(20))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert max(pool.map(differences, pairs)) < 1e-9
+
+
 @every_type
 @pytest.mark.parametrize("shape", [(4, 5, 3), (1, 1, 1), (0, 4, 5), (100, 64, 10)])
 def test_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -140,7 +201,7 @@ def test_large_weights_go_to_the_matrix_products(
     x, g = random(10, 5), random(*shape, seed=1)
     small = layer_sums(x, g)
     monkeypatch.setattr("credo.kernels.linear.FUSED", 14)
-    monkeypatch.setattr("credo.kernels.linear._prepared", Prepared(_fused))  # knows nothing yet
+    monkeypatch.setattr("credo.kernels.linear._ways", Prepared(_way))  # knows nothing yet
     monkeypatch.setattr("credo.kernels.linear.Fused.__call__", None)  # nobody is to call it
     for own, truth in zip(layer_sums(x, g), small, strict=True):
         assert_close(own, truth)

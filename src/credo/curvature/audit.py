@@ -32,13 +32,17 @@ def audit(
     once: set[int] = set()
     more: set[int] = set()
     for operation in operations:
+        keys, direct = [], True
         for source in operation.watched_sources:
             if source is None:
                 continue
-            if source.selects and source.key not in once:
-                once.add(source.key)
+            keys.append(key := source.key)
+            direct = direct and source.is_parameter
+            if source.selects and key not in once:
+                once.add(key)
             else:  # what was computed from a parameter must wait for the end of the pass, as a second use must
                 more.update(map(id, source.roots))
+        operation.watched_keys = tuple(keys) if direct else ()
     once -= more
     single = once if wanted is ledger.parameters else {key for key in once if key in wanted}
     return BackwardPass(_count_examples(operations, ledger, declared), wanted, single)

@@ -18,7 +18,7 @@ class BackwardPass:
 
     examples: int
     wanted: Container[int]  # ids of the parameters whose gradient was asked for
-    single: Container[int]  # ids of those of them with exactly one use
+    single: set[int] | frozenset[int]  # ids of those of them with exactly one use
     deferred: dict[int, list[tuple[Source, Contribution]]] = field(default_factory=dict)
     squared: set[int] = field(default_factory=set)
 
@@ -40,6 +40,18 @@ class Ledger:
         self.examples = 0
         self.closed = False
         self.current: BackwardPass | None = None
+
+    def keep(self, current: BackwardPass, keys: Sequence[int], squares: Sequence[Tensor]) -> None:
+        """Notes the squares of parameters that one operation alone has used."""
+        known, squared, deferred = self.squares, current.squared, current.deferred
+        for key, own in zip(keys, squares):  # noqa: B905  (as many by contract; asking takes a while)
+            if key in squared or key in deferred:
+                self._refuse_hidden_use(key)
+            squared.add(key)
+            if key in known:
+                known[key] += own
+            else:
+                known[key] = own
 
     def receive(
         self, current: BackwardPass, sources: Sequence[Source | None], pieces: Pieces

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Outputs = Tensor | tuple[Tensor, ...]
 Pieces = Sequence[Tensor | Contribution | None]
+Sums = tuple[Sequence[Tensor | None], Sequence[Tensor]]  # Σᵢ rᵢ of its tensors, Σᵢ rᵢ² of its parameters
 
 # How autograd names the operations that can merge the examples with what follows them, (B, T, d) → (B·T, d).
 _MERGES = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
@@ -38,6 +39,7 @@ class Operation(ABC):
     layer: tuple[int, int] | None = None  # slots of a weight with Kronecker factors, and of its bias
     axis: int = 0  # where the examples are: 1 inside attention, whose rows are (T, M, d) or (T·M, d)
     watched_sources: tuple[Source | None, ...]  # which are in its slots
+    watched_keys: tuple[int, ...] = ()  # ids of what is in its slots, if these are all parameters themselves
     watched_by: "Ledger"
     watched_order: int  # among the calls of the block
     _may_have_none: bool = False  # whether `has_no_examples` is a question
@@ -54,6 +56,15 @@ class Operation(ABC):
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
     ) -> Pieces:
         """For each of `tensors`: its gradient, a contribution, or None; `saved` is tensors, then extras."""
+
+    def sums(
+        self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
+    ) -> Sums | None:
+        """What `backward` would be asked for if each parameter has no other use, all at once; None: ask that.
+
+        The squares are those of `watched_keys`, in this order and in float32 at least, and belong to the caller.
+        """
+        return None
 
     def has_no_examples(self, provenance: Provenance) -> bool:
         """Whether what looks like data is a constant, so that the result stands for parameters alone."""

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,10 +43,8 @@ class Subjects:
 def subjects_of(parameters: Parameters) -> Subjects:
     """Reads a module, parameters() or named_parameters(); anything else is an error that says what it got."""
     if isinstance(parameters, torch.nn.Module):
-        parts = _parts(parameters)
-        _refuse_opaque(parameters, parts)
-        held = [p for part in parts for p in part._parameters.values() if p is not None]
-        return Subjects(held, buffers_of(parameters), partial(_names, parameters))
+        held, buffers = _contents(parameters)
+        return Subjects(held, buffers, partial(_names, parameters))
     if isinstance(parameters, (Tensor, str, dict)) or not isinstance(parameters, Iterable):
         raise InvalidType(
             "parameters must be a module, model.parameters() or model.named_parameters(); "
@@ -59,51 +57,51 @@ def subjects_of(parameters: Parameters) -> Subjects:
 
 
 def buffers_of(module: torch.nn.Module) -> list[Tensor]:
-    """All buffers in it. One loop, which is asked for at every step."""
+    """All buffers in it."""
+    return _contents(module)[1]
+
+
+def refuse_opaque(module: torch.nn.Module) -> None:
+    """Compiled and scripted modules run where no operation can be seen."""
+    _contents(module)
+
+
+def _contents(module: torch.nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """Parameters and buffers of the module and all in it, each once, in one loop: it is asked for every block."""
     found, seen = [module], {module}
-    buffers: list[Tensor] = []
+    parameters: list[Tensor | None] = []
+    buffers: list[Tensor | None] = []
     for part in found:
-        for buffer in part._buffers.values():
-            if buffer is not None:
-                buffers.append(buffer)
+        if type(part) not in _CLEAR:
+            _look_at(part, module)
+        parameters += part._parameters.values()
+        if part._buffers:
+            buffers += part._buffers.values()
         for child in part._modules.values():
             if child is not None and child not in seen:
                 seen.add(child)
                 found.append(child)
-    return buffers
+    return [p for p in parameters if p is not None], [b for b in buffers if b is not None]
 
 
 def _names(module: torch.nn.Module) -> dict[int, str]:
     return {id(p): name for name, p in module.named_parameters()}
 
 
-def _parts(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """The module and all in it, each once; several times faster than modules()."""
-    found, seen = [module], {module}
-    for part in found:
-        for child in part._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                found.append(child)
-    return found
+def _look_at(part: torch.nn.Module, module: torch.nn.Module) -> None:
+    """Refuses a part of the module that is opaque; one that is not never is."""
+    if kind := _opacity(type(part)):
+        name = next(name for name, other in module.named_modules() if other is part)
+        raise UnsupportedOperation(
+            f"module {name or type(part).__name__!r} is {kind}, so its operations cannot be watched. "
+            "Pass and call the plain module (of a compiled one: module._orig_mod)."
+        )
+    _CLEAR.add(type(part))
 
 
-def refuse_opaque(module: torch.nn.Module) -> None:
-    """Compiled and scripted modules run where no operation can be seen."""
-    _refuse_opaque(module, _parts(module))
+_CLEAR: set[type[torch.nn.Module]] = set()  # types of modules that can be watched
 
 
-def _refuse_opaque(module: torch.nn.Module, parts: list[torch.nn.Module]) -> None:
-    for part in parts:
-        if kind := _opacity(type(part)):  # type: ignore[arg-type]  # mypy: the hash of a class is not that of its instances
-            name = next(name for name, other in module.named_modules() if other is part)
-            raise UnsupportedOperation(
-                f"module {name or type(part).__name__!r} is {kind}, so its operations cannot be watched. "
-                "Pass and call the plain module (of a compiled one: module._orig_mod)."
-            )
-
-
-@cache
 def _opacity(kind: type[torch.nn.Module]) -> str:
     """Why modules of this type cannot be watched; empty if they can."""
     # Importing dynamo takes seconds; without it nothing is compiled.

@@ -36,6 +36,11 @@ class Watched(torch.autograd.Function):
         current = ledger.current or ledger.require_pass()
         saved = ctx.saved_tensors  # a checkpoint runs its forward again here, so the block must still see it
         with _plain_torch(saved) if _is_any_autocast_enabled() else DisableTorchFunction():
+            if current.single.issuperset(keys := operation.watched_keys) and keys:
+                sums = operation.sums(grads, needed, current.examples, saved)
+                if sums is not None:
+                    ledger.keep(current, keys, sums[1])
+                    return None, *sums[0]
             pieces = operation.backward(grads, needed, current.examples, saved)
             return None, *ledger.receive(current, operation.watched_sources, pieces)
 

@@ -18,6 +18,7 @@ from credo.kernels.convolution_pairs import multiplications, paired_sums
 from credo.kernels.scratch import LIMIT, scratch
 from credo.kernels.unfolding import (
     Geometry,
+    KernelRow,
     accumulators,
     as_weight,
     columns_per_channel,
@@ -125,14 +126,19 @@ def tiled_sums(x: Tensor, g: Tensor, at: Geometry, total: Tensor, squares: Tenso
             lines = row.end - row.first
             seen = columns[row.phase].narrow(1, row.start * line, lines * line)
             factors.append((flat_grads.narrow(2, row.first * line, lines * line), seen))
-        if rows and at.groups == 1 and len(part) * sums[0].nbytes <= room(x):
-            seeing = slice(rows[0].number, rows[-1].number + 1)  # those between them do too
+        if no_gaps(rows) and at.groups == 1 and len(part) * sums[0].nbytes <= room(x):
+            seeing = slice(rows[0].number, rows[-1].number + 1)
             add_all_rows(factors, sums[0, seeing], sums[1, seeing])
             continue
         for row, (own_grads, seen) in zip(rows, factors, strict=True):
             add_products(own_grads, seen, sums[0, row.number], sums[1, row.number], at.groups)
     for out, own in zip((total, squares), sums, strict=True):
         out.copy_(as_weight(own, out))
+
+
+def no_gaps(rows: Sequence[KernelRow]) -> bool:
+    """Whether some rows of the kernel see anything, and all between them: a stride may take one over the input."""
+    return len(rows) > 0 and rows[-1].number - rows[0].number + 1 == len(rows)
 
 
 def room(like: Tensor) -> int:

@@ -7,6 +7,7 @@ layer is a convolution with a kernel of one place, channels last.
 """
 
 import ctypes
+from collections.abc import Callable
 from struct import pack
 
 import torch
@@ -15,13 +16,15 @@ from torch import Tensor, empty_like
 from credo.kernels import native
 from credo.kernels.layout import widened
 from credo.kernels.prepared import Prepared
-from credo.kernels.scratch import scratch, workspace
+from credo.kernels.scratch import laid_out, scratch, workspace
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
 FEW = 1 << 20  # bytes of x and g whose squares the C library has memory at hand for
+WORTH = 1 << 16  # multiplications, for which a second thread is woken
 FUSED = 1 << 19  # weights: beyond, their sums leave a core's cache and the library's products are as fast
 _NAMES = {torch.float32: "row_sums_f32", torch.float64: "row_sums_f64"}
 _Sizes = tuple[int, int, int, int]  # S, M, I, O
+_Sums = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def row_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,17 +32,26 @@ def row_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     return layer_sums(x, g)[:2]
 
 
-def layer_sums(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def layer_sums(x: Tensor, g: Tensor) -> _Sums:
     """`row_sums`, and those of the bias: Σᵢgᵢ and Σᵢgᵢ², both (O).
 
     g may be (S, M, O), of S samples that all see the one x: the sums then run over samples too.
     """
-    fused = _prepared.get((x.shape, g.shape, x.dtype, g.dtype, x.is_cpu), x, g)
-    if fused is not None:
-        return fused(x, g)
+    way = _ways.get((x.shape, g.shape, x.dtype, g.dtype, x.is_cpu), x, g)
+    assert way is not None  # there is one for every kind
+    return way(x, g)
+
+
+def _way(x: Tensor, g: Tensor) -> Callable[[Tensor, Tensor], _Sums]:
+    """The fastest for tensors like these."""
     if not x.dtype is g.dtype in _NAMES:
-        return layer_sums(*widened(x, g))
-    return _products(x, g) if g.dim() == 2 else _shared_products(x, g)
+        return _widened_sums
+    fused = _fused(x, g)
+    if fused is not None:
+        return fused
+    if g.dim() == 3:
+        return _shared_products
+    return _side_by_side if _suits_two_threads(x, g) else _products
 
 
 class Fused:
@@ -54,7 +66,7 @@ class Fused:
         # Without memory the kernel only says how much of it it needs.
         self._scratch = kernel(pack("7P", *[0] * 7), self._sizes, self._threads) // dtype.itemsize
 
-    def __call__(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def __call__(self, x: Tensor, g: Tensor) -> _Sums:
         x, g, weight, bias = x.contiguous(), g.contiguous(), self._weight, self._bias
         total, squares = empty_like(weight), empty_like(weight)
         bias_total, bias_squares = empty_like(bias), empty_like(bias)
@@ -74,10 +86,37 @@ def _fused(x: Tensor, g: Tensor) -> Fused | None:
     return Fused(kernel, sizes, torch.get_num_threads(), x.dtype)
 
 
-_prepared = Prepared(_fused)
+_ways = Prepared(_way)
 
 
-def _products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _widened_sums(x: Tensor, g: Tensor) -> _Sums:
+    return layer_sums(*widened(x, g))
+
+
+def _suits_two_threads(x: Tensor, g: Tensor) -> bool:
+    enough = x.numel() * g.shape[1] >= WORTH and 2 * (x.nbytes + g.nbytes) <= SQUARED
+    return x.is_cpu and torch.get_num_threads() == 2 and enough
+
+
+def _side_by_side(x: Tensor, g: Tensor) -> _Sums:
+    """By two matrix products at once, each on a thread of its own: neither waits for the other thread midway."""
+    transposed_g, same_g, squared_g, both_x, same_x, squared_x = laid_out(
+        "rows and their squares", (g.shape, x.shape), x, _both
+    )
+    same_g.copy_(g)
+    torch.mul(g, g, out=squared_g)
+    bias_total, bias_squares = g.sum(0), squared_g.sum(0)
+    same_x.copy_(x)
+    torch.mul(x, x, out=squared_x)
+    total, squares = torch.bmm(transposed_g, both_x).unbind()
+    return total, squares, bias_total, bias_squares
+
+
+def _both(both_g: Tensor, both_x: Tensor) -> tuple[Tensor, ...]:
+    return both_g.mT, both_g[0], both_g[1], both_x, both_x[0], both_x[1]
+
+
+def _products(x: Tensor, g: Tensor) -> _Sums:
     """By two matrix products; the squares, where there are many, in scratch memory, a few MB at a time."""
     if x.nbytes + g.nbytes <= FEW:
         squared_g = g * g
@@ -95,7 +134,7 @@ def _products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return torch.mm(g.T, x), squares, g.sum(0), bias_squares
 
 
-def _shared_products(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _shared_products(x: Tensor, g: Tensor) -> _Sums:
     """Σₛgₛ and Σₛgₛ² first: x then meets them once."""
     of_g, of_squares = g.sum(0), squared(g, "g").sum(0)
     return torch.mm(of_g.T, x), torch.mm(of_squares.T, squared(x, "x")), of_g.sum(0), of_squares.sum(0)

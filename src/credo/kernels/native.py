@@ -8,12 +8,13 @@ import ctypes
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import final
 
 import torch
 from torch import Tensor
@@ -61,14 +62,18 @@ def status() -> Status:
     return Status(True, instruction_set(), found, f"chosen by {asked_by}", threads)
 
 
-@contextmanager
-def forced(chosen: str) -> Iterator[None]:
+@final
+class forced(AbstractContextManager[None]):
     """Inside the block, in this context, run "off" (the twin), "baseline", "avx2" or "avx512"."""
-    token = _forced.set(validated(chosen, "forced()"))
-    try:
-        yield
-    finally:
-        _forced.reset(token)
+
+    def __init__(self, chosen: str):
+        self._chosen = validated(chosen, "forced()")
+
+    def __enter__(self) -> None:
+        self._token = _forced.set(self._chosen)
+
+    def __exit__(self, *_: object) -> None:
+        _forced.reset(self._token)
 
 
 def kernel(name: str) -> Kernel | None:

@@ -8,6 +8,7 @@ import ctypes
 import os
 import sys
 import threading
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 LIMIT = 24 << 20  # bytes that all the buffers of one kernel may have together
 VIEWS = 512  # of buffers, in the shapes that were asked for; making one takes longer than many an operation
 LARGE = 1 << 20  # bytes of a tensor whose place in memory is worth using again
+ALIGNED = 16  # numbers, after which a new tensor may begin: 64 bytes at least
 SPARE = 128  # bytes, more than glibc needs to align a block
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 LARGEST_KEPT, MOST_KEPT = (
@@ -52,6 +54,21 @@ def scratch(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         view = _new_view(name, shape, like.dtype)
         views[key] = view
     return view
+
+
+def laid_out(
+    name: str, shapes: tuple[torch.Size, ...], like: Tensor, views: Callable[..., tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """Of scratch on the CPU for two tensors of each of the `shapes`, (2, *shape), the `views`, which are made once."""
+    known: dict[Any, Any] = _kept.__dict__.setdefault("views", {})
+    key = (name, like.dtype, shapes)
+    found = known.get(key)
+    if found is None:
+        sizes = [-(-2 * shape.numel() // ALIGNED) * ALIGNED for shape in shapes]
+        parts = _new_view(name, (sum(sizes),), like.dtype).split(sizes)  # type: ignore[no-untyped-call]
+        pairs = [part[: 2 * s.numel()].view(2, *s) for part, s in zip(parts, shapes, strict=True)]
+        found = known[key] = views(*pairs)
+    return found
 
 
 def _new_view(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

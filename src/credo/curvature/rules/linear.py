@@ -8,7 +8,6 @@ x input, g gradient of the output, i over examples, t over the positions of one 
 """
 
 from collections.abc import Sequence
-from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from credo.curvature.contribution import Contribution, Factors, Stacked, widen
 from credo.curvature.factors import row_factors
-from credo.curvature.operation import Operation, Outputs, Pieces, by_example
+from credo.curvature.operation import Operation, Outputs, Pieces, Sums, by_example
 from credo.curvature.rules.registry import register_rule
 from credo.kernels import linear as kernel
 
@@ -48,54 +47,6 @@ class OuterProducts(Contribution):
         return row_factors(widen(self._x), widen(self._g), biased, sharing)
 
 
-class LayerOfRows(Contribution):
-    """The weight of a layer with one position an example; its sums and the bias's are of one kernel call, at need."""
-
-    def __init__(self, x: Tensor, g: Tensor, examples: int):
-        self.x, self.g, self.examples = x, g, examples
-        self.of_bias: tuple[Tensor, Tensor] | None = None  # once its own sums were asked for
-
-    def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        total, squares, *of_bias = kernel.layer_sums(self.x, self.g)
-        self.of_bias = (of_bias[0], of_bias[1])
-        return total, squares
-
-    def bias_sums(self) -> tuple[Tensor, Tensor]:
-        """Those of the bias, where only they are asked for."""
-        return kernel.layer_sums(self.x, self.g)[2:]
-
-
-@final
-class WeightOfRows(LayerOfRows):
-    """rᵢ = gᵢ xᵢᵀ, from x (M, I) and g (M, O)."""
-
-    def total(self) -> Tensor:
-        return self.g.T @ self.x
-
-    def per_example(self, start: int, stop: int) -> Tensor:
-        return OuterProducts(self.x, self.g).per_example(start, stop)
-
-    def factors(self, biased: bool, sharing: str) -> Factors:
-        return OuterProducts(self.x, self.g).factors(biased, sharing)
-
-
-@final
-class BiasOfRows(Contribution):
-    """rᵢ = gᵢ, with the sums that come with the weight's."""
-
-    def __init__(self, weight: LayerOfRows):
-        self._weight, self.examples = weight, weight.examples
-
-    def total(self) -> Tensor:
-        return self._weight.g.flatten(0, -2).sum(0)
-
-    def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        return self._weight.of_bias or self._weight.bias_sums()
-
-    def per_example(self, start: int, stop: int) -> Tensor:
-        return self._weight.g.flatten(0, -2)[start:stop]
-
-
 @register_rule(F.linear)
 class Linear(Operation):
     parameter_slots = frozenset({1, 2})
@@ -104,6 +55,7 @@ class Linear(Operation):
 
     def __init__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None):
         self.tensors = (input, weight, bias)
+        self._flat = input.dim() == 2
         self.count_examples(input)
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
@@ -114,18 +66,23 @@ class Linear(Operation):
     ) -> Pieces:
         g = grads[0]
         assert g is not None
-        x, weight = saved[0], saved[1]
-        if x.dtype is not g.dtype or weight.dtype is not g.dtype:
-            x, weight = x.to(g.dtype), weight.to(g.dtype)
-        gx = None
-        if needed[0]:
-            gx = torch.mm(g, weight) if g.dim() == 2 else g @ weight
-        if x.dim() != 2 or x.shape[0] != examples or self.axis:
-            x, g = by_example(x, examples, self.axis), by_example(g, examples, self.axis)
-        if g.dim() == 2 and needed[1] and needed[2]:
-            shares = WeightOfRows(x, g, examples)
-            return gx, shares, BiasOfRows(shares)
+        x, weight = saved[0].to(g.dtype), saved[1].to(g.dtype)
+        gx = g @ weight if needed[0] else None
+        x, g = by_example(x, examples, self.axis), by_example(g, examples, self.axis)
         return gx, OuterProducts(x, g) if needed[1] else None, bias_shares(g) if needed[2] else None
+
+    def sums(
+        self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
+    ) -> Sums | None:
+        """Of a layer with one position an example, both parameters by one kernel."""
+        g, x, weight = grads[0], saved[0], saved[1]
+        assert g is not None
+        flat = self._flat and self.lead == examples and not self.axis
+        if not flat or len(self.watched_keys) < 2 or not x.dtype is weight.dtype is g.dtype:
+            return None
+        gx = torch.mm(g, weight) if needed[0] else None
+        total, squares, bias_total, bias_squares = kernel.layer_sums(x, g)
+        return (gx, total, bias_total), (squares, bias_squares)
 
 
 @register_rule(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm)

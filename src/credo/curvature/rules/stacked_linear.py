@@ -14,20 +14,27 @@ from typing import final
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import widen
-from credo.curvature.operation import Operation, Outputs, Pieces
-from credo.curvature.rules.linear import BiasOfRows, LayerOfRows, WeightOfRows
+from credo.curvature.contribution import Contribution, widen
+from credo.curvature.operation import Operation, Outputs, Pieces, Sums
+from credo.curvature.rules.linear import OuterProducts, bias_shares
+from credo.kernels import linear as kernel
 
 
 @final
-class SharedProducts(LayerOfRows):
+class SharedProducts(Contribution):
     """rₖᵢ = gₖᵢ xᵢᵀ, from x (M, I) and g (K, M, O); example number k·M + i."""
 
+    def __init__(self, x: Tensor, g: Tensor):
+        self._x, self._g, self.examples = x, g, len(g) * len(x)
+
     def total(self) -> Tensor:
-        return self.g.sum(0).T @ self.x
+        return self._g.sum(0).T @ self._x
+
+    def total_and_squares(self) -> tuple[Tensor, Tensor]:
+        return kernel.layer_sums(self._x, self._g)[:2]
 
     def per_example(self, start: int, stop: int) -> Tensor:
-        x, g = widen(self.x), widen(self.g)
+        x, g = widen(self._x), widen(self._g)
         at = torch.arange(start, stop, device=x.device) % len(x)
         return g.flatten(0, 1)[start:stop].unsqueeze(2) * x[at].unsqueeze(1)
 
@@ -62,17 +69,31 @@ class StackedLinear(Operation):
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
     ) -> Pieces:
-        g, x = grads[0], saved[0]
+        g = grads[0]
         assert g is not None
-        flat = g.flatten(0, -2)
-        gx = _by_sample(flat, self._weights.to(g.dtype)).view(x.shape) if needed[0] else None
-        x = x.to(g.dtype)
-        weight: LayerOfRows
-        if self._common:
-            weight = SharedProducts(x, g, examples)
-        else:
-            weight = WeightOfRows(x.flatten(0, -2), flat, examples)
-        return gx, weight if needed[1] else None, BiasOfRows(weight) if needed[2] else None
+        x, rows = saved[0].to(g.dtype), g.flatten(0, -2)
+        weight = SharedProducts(x, g) if self._common else OuterProducts(x.flatten(0, -2), rows)
+        return (
+            self._input_gradient(rows, x.shape) if needed[0] else None,
+            weight if needed[1] else None,
+            bias_shares(rows) if needed[2] else None,
+        )
+
+    def sums(
+        self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
+    ) -> Sums | None:
+        if len(self.watched_keys) < 2:
+            return None
+        g = grads[0]
+        assert g is not None
+        x, rows = saved[0].to(g.dtype), g.flatten(0, -2)
+        gx = self._input_gradient(rows, x.shape) if needed[0] else None
+        x, g = (x, g) if self._common else (x.flatten(0, -2), rows)
+        total, squares, bias_total, bias_squares = kernel.layer_sums(x, g)
+        return (gx, total, bias_total), (squares, bias_squares)
+
+    def _input_gradient(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        return _by_sample(rows, self._weights.to(rows.dtype)).view(shape)
 
 
 def _by_sample(rows: Tensor, matrices: Tensor, biases: Tensor | None = None) -> Tensor:
