@@ -100,12 +100,12 @@ def _suits_two_threads(x: Tensor, g: Tensor) -> bool:
 
 def _side_by_side(x: Tensor, g: Tensor) -> _Sums:
     """By two matrix products at once, each on a thread of its own: neither waits for the other thread midway."""
-    transposed_g, same_g, squared_g, both_x, same_x, squared_x = laid_out(
+    both_g, same_g, squared_g, transposed_g, both_x, same_x, squared_x = laid_out(
         "rows and their squares", (g.shape, x.shape), x, _both
     )
     same_g.copy_(g)
     torch.mul(g, g, out=squared_g)
-    bias_total, bias_squares = g.sum(0), squared_g.sum(0)
+    bias_total, bias_squares = both_g.sum(1).unbind()
     same_x.copy_(x)
     torch.mul(x, x, out=squared_x)
     total, squares = torch.bmm(transposed_g, both_x).unbind()
@@ -113,7 +113,7 @@ def _side_by_side(x: Tensor, g: Tensor) -> _Sums:
 
 
 def _both(both_g: Tensor, both_x: Tensor) -> tuple[Tensor, ...]:
-    return both_g.mT, both_g[0], both_g[1], both_x, both_x[0], both_x[1]
+    return both_g, both_g[0], both_g[1], both_g.mT, both_x, both_x[0], both_x[1]
 
 
 def _products(x: Tensor, g: Tensor) -> _Sums:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 LIMIT = 24 << 20  # bytes that all the buffers of one kernel may have together
+OWN = 12 << 20  # bytes of buffers that serve tensors of one shape only
 VIEWS = 512  # of buffers, in the shapes that were asked for; making one takes longer than many an operation
 LARGE = 1 << 20  # bytes of a tensor whose place in memory is worth using again
 ALIGNED = 16  # numbers, after which a new tensor may begin: 64 bytes at least
@@ -65,10 +66,24 @@ def laid_out(
     found = known.get(key)
     if found is None:
         sizes = [-(-2 * shape.numel() // ALIGNED) * ALIGNED for shape in shapes]
-        parts = _new_view(name, (sum(sizes),), like.dtype).split(sizes)  # type: ignore[no-untyped-call]
+        place = _place(name, shapes, sum(sizes), like.dtype)
+        parts = _new_view(place, (sum(sizes),), like.dtype).split(sizes)  # type: ignore[no-untyped-call]
         pairs = [part[: 2 * s.numel()].view(2, *s) for part, s in zip(parts, shapes, strict=True)]
         found = known[key] = views(*pairs)
     return found
+
+
+def _place(name: str, shapes: tuple[torch.Size, ...], size: int, dtype: torch.dtype) -> str:
+    """The name of a buffer for these shapes alone, as long as all such buffers together are small enough.
+
+    Where layers of several shapes share one, each finds it in the cache of the core that worked on the other last.
+    """
+    own, kept = f"{name} of {shapes}", _kept.__dict__
+    if (own, dtype) not in kept.setdefault("buffers", {}):
+        if kept.get("own", 0) + size * dtype.itemsize > OWN:
+            return name
+        kept["own"] = kept.get("own", 0) + size * dtype.itemsize
+    return own
 
 
 def _new_view(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
