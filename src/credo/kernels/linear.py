@@ -9,6 +9,7 @@ layer is a convolution with a kernel of one place, channels last.
 import ctypes
 from collections.abc import Callable
 from struct import pack
+from typing import final
 
 import torch
 from torch import Tensor, empty_like
@@ -16,11 +17,12 @@ from torch import Tensor, empty_like
 from credo.kernels import native
 from credo.kernels.layout import widened
 from credo.kernels.prepared import Prepared
-from credo.kernels.scratch import laid_out, scratch, workspace
+from credo.kernels.scratch import owned, scratch, workspace
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
 FEW = 1 << 20  # bytes of x and g whose squares the C library has memory at hand for
 WORTH = 1 << 16  # multiplications, for which a second thread is woken
+LINE = 16  # numbers: 64 bytes at least
 FUSED = 1 << 19  # weights: beyond, their sums leave a core's cache and the library's products are as fast
 _NAMES = {torch.float32: "row_sums_f32", torch.float64: "row_sums_f64"}
 _Sizes = tuple[int, int, int, int]  # S, M, I, O
@@ -51,7 +53,7 @@ def _way(x: Tensor, g: Tensor) -> Callable[[Tensor, Tensor], _Sums]:
         return fused
     if g.dim() == 3:
         return _shared_products
-    return _side_by_side if _suits_two_threads(x, g) else _products
+    return SideBySide(x, g) if _suits_two_threads(x, g) else _products
 
 
 class Fused:
@@ -94,26 +96,41 @@ def _widened_sums(x: Tensor, g: Tensor) -> _Sums:
 
 
 def _suits_two_threads(x: Tensor, g: Tensor) -> bool:
-    enough = x.numel() * g.shape[1] >= WORTH and 2 * (x.nbytes + g.nbytes) <= SQUARED
+    enough = x.numel() * g.shape[1] >= WORTH and 3 * (x.nbytes + g.nbytes) <= SQUARED
     return x.is_cpu and torch.get_num_threads() == 2 and enough
 
 
-def _side_by_side(x: Tensor, g: Tensor) -> _Sums:
-    """By two matrix products at once, each on a thread of its own: neither waits for the other thread midway."""
-    both_g, same_g, squared_g, transposed_g, both_x, same_x, squared_x = laid_out(
-        "rows and their squares", (g.shape, x.shape), x, _both
-    )
-    same_g.copy_(g)
-    torch.mul(g, g, out=squared_g)
-    bias_total, bias_squares = both_g.sum(1).unbind()
-    same_x.copy_(x)
-    torch.mul(x, x, out=squared_x)
-    total, squares = torch.bmm(transposed_g, both_x).unbind()
-    return total, squares, bias_total, bias_squares
+@final
+class SideBySide:
+    """Two matrix products at once, each on a thread of its own: neither waits for the other thread midway.
 
+    Of two rows the first thread takes one and the second the other, here as there: each prepares what it multiplies.
+    Half of it would else come from the other core, which takes longer than all the rest where they share no cache.
+    """
 
-def _both(both_g: Tensor, both_x: Tensor) -> tuple[Tensor, ...]:
-    return both_g, both_g[0], both_g[1], both_g.mT, both_x, both_x[0], both_x[1]
+    def __init__(self, x: Tensor, g: Tensor):
+        self._shapes, self._dtype = (g.shape, x.shape), x.dtype
+
+    def __call__(self, x: Tensor, g: Tensor) -> _Sums:
+        both, factors, both_g, both_x, transposed_g = owned(self, self._lay_out)
+        both_g.copy_(g)
+        both_x.copy_(x)
+        torch.mul(both, factors, out=both)
+        bias_total, bias_squares = both_g.sum(1).unbind()
+        total, squares = torch.bmm(transposed_g, both_x).unbind()
+        return total, squares, bias_total, bias_squares
+
+    def _lay_out(self) -> tuple[Tensor, ...]:
+        """Rows for g and x, one behind the other: ones, what stays as it is, and what is squared.
+
+        The last two are `both`, and their `factors` the first and the last.
+        """
+        of_g, of_x = (shape.numel() for shape in self._shapes)
+        rows = torch.ones(3, -(-(of_g + of_x) // LINE) * LINE, dtype=self._dtype)[:, : of_g + of_x]
+        both, factors = rows[1:], rows[::2]
+        both_g = both[:, :of_g].view(2, *self._shapes[0])
+        both_x = both[:, of_g:].view(2, *self._shapes[1])
+        return both, factors, both_g, both_x, both_g.mT
 
 
 def _products(x: Tensor, g: Tensor) -> _Sums:

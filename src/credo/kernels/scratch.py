@@ -8,7 +8,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any
 
@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 LIMIT = 24 << 20  # bytes that all the buffers of one kernel may have together
-OWN = 12 << 20  # bytes of buffers that serve tensors of one shape only
+OWNED = 12 << 20  # bytes of scratch with one owner each, all together
 VIEWS = 512  # of buffers, in the shapes that were asked for; making one takes longer than many an operation
 LARGE = 1 << 20  # bytes of a tensor whose place in memory is worth using again
-ALIGNED = 16  # numbers, after which a new tensor may begin: 64 bytes at least
 SPARE = 128  # bytes, more than glibc needs to align a block
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 LARGEST_KEPT, MOST_KEPT = (
@@ -57,33 +56,24 @@ def scratch(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     return view
 
 
-def laid_out(
-    name: str, shapes: tuple[torch.Size, ...], like: Tensor, views: Callable[..., tuple[Tensor, ...]]
-) -> tuple[Tensor, ...]:
-    """Of scratch on the CPU for two tensors of each of the `shapes`, (2, *shape), the `views`, which are made once."""
-    known: dict[Any, Any] = _kept.__dict__.setdefault("views", {})
-    key = (name, like.dtype, shapes)
-    found = known.get(key)
-    if found is None:
-        sizes = [-(-2 * shape.numel() // ALIGNED) * ALIGNED for shape in shapes]
-        place = _place(name, shapes, sum(sizes), like.dtype)
-        parts = _new_view(place, (sum(sizes),), like.dtype).split(sizes)  # type: ignore[no-untyped-call]
-        pairs = [part[: 2 * s.numel()].view(2, *s) for part, s in zip(parts, shapes, strict=True)]
-        found = known[key] = views(*pairs)
-    return found
+def owned(owner: Hashable, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Scratch on the CPU that no other owner has, as views of one tensor that `make` makes at its first call.
 
-
-def _place(name: str, shapes: tuple[torch.Size, ...], size: int, dtype: torch.dtype) -> str:
-    """The name of a buffer for these shapes alone, as long as all such buffers together are small enough.
-
-    Where layers of several shapes share one, each finds it in the cache of the core that worked on the other last.
+    What another layer wrote to common scratch would first have to come from the other core's cache.
     """
-    own, kept = f"{name} of {shapes}", _kept.__dict__
-    if (own, dtype) not in kept.setdefault("buffers", {}):
-        if kept.get("own", 0) + size * dtype.itemsize > OWN:
-            return name
-        kept["own"] = kept.get("own", 0) + size * dtype.itemsize
-    return own
+    known: dict[Hashable, tuple[Tensor, ...]] = _kept.__dict__.setdefault("owned", {})
+    return known.get(owner) or _make(known, owner, make)
+
+
+def _make(
+    known: dict[Hashable, tuple[Tensor, ...]], owner: Hashable, make: Callable[[], tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    with torch.inference_mode(False):  # as in `_new_view`
+        made = make()
+    if sum(views[0].untyped_storage().nbytes() for views in (made, *known.values())) > OWNED:
+        known.clear()
+    known[owner] = made
+    return made
 
 
 def _new_view(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
