@@ -38,6 +38,17 @@ def derived_through_a_custom_function(net):
     return (X @ Doubled.apply(net.weight.t())).sum()
 
 
+def derived_and_used_before_a_custom_function(net):
+    """Whichever way is found first, the other is found too."""
+    turned = net.weight.t()
+    return (X @ turned).sum() + (X @ Doubled.apply(turned)).relu().sum()
+
+
+def derived_and_used_behind_a_custom_function(net):
+    turned = net.weight.t()
+    return (X @ Doubled.apply(turned)).sum() + (X @ turned).relu().sum()
+
+
 def with_a_penalty(net):
     return net(X).sum(1).mean() + 0.1 * net.weight.square().sum()
 
@@ -58,6 +69,14 @@ REFUSED = {
     ),
     "custom autograd function of a transposed weight": (
         derived_through_a_custom_function,
+        "weight.*DoubledBackward",
+    ),
+    "custom autograd function, found late": (
+        derived_and_used_before_a_custom_function,
+        "weight.*DoubledBackward",
+    ),
+    "custom autograd function, found early": (
+        derived_and_used_behind_a_custom_function,
         "weight.*DoubledBackward",
     ),
     "penalty in the loss": (with_a_penalty, "weight.*prior"),

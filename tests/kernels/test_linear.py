@@ -155,7 +155,7 @@ def test_large_inputs_are_not_copied_to_be_multiplied_side_by_side(
 ) -> None:
     threads(2)
     monkeypatch.setattr("credo.kernels.linear.WORTH", 0)
-    monkeypatch.setattr("credo.kernels.linear.SQUARED", 3 * 8 * 10 * (5 + 3))
+    monkeypatch.setattr("credo.kernels.linear.PREPARED", 3 * 8 * 10 * (5 + 3))
     with forced("off"):
         assert isinstance(_way(random(10, 5), random(10, 3)), SideBySide)
         assert not isinstance(_way(random(11, 5), random(11, 3)), SideBySide)

@@ -44,7 +44,7 @@ def test_there_are_not_more_and_more_of_them(numbered, monkeypatch):
     monkeypatch.setattr(prepared, "LIMIT", 3)
     for kind in range(10):
         numbered.get(kind, kind)
-    assert len(numbered._known) <= 3
+    assert len(numbered.known) <= 3
 
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]

@@ -5,13 +5,14 @@ import platform
 import subprocess
 import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 import credo
 from credo.kernels import scratch as memory
-from credo.kernels.scratch import LARGE, SPARE, is_worth_space, scratch, spacious
+from credo.kernels.scratch import LARGE, SPARE, Owned, is_worth_space, scratch, spacious
 
 
 def squares_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -66,6 +67,29 @@ def test_views_of_scratch_are_bounded(monkeypatch) -> None:
     for n in range(1, 100):
         assert scratch("shapes", (n,), torch.empty(0)).data_ptr() == whole.data_ptr()
     assert len(memory._kept.views) <= 20
+
+
+def test_scratch_with_an_owner_is_bounded_and_its_own(monkeypatch) -> None:
+    monkeypatch.setattr(memory, "OWNED", 2 * 40)
+    owned = Owned()
+
+    def of(owner: int) -> torch.Tensor:
+        return (owned.views.get(owner) or owned.make(owner, lambda: (torch.empty(10),)))[0]
+
+    first, second = of(1), of(2)
+    assert of(1) is first
+    assert of(2) is second
+    assert first.data_ptr() != second.data_ptr()
+    of(3)  # for which there is no room beside two others
+    assert list(owned.views) == [3]
+
+
+def test_every_thread_has_scratch_of_its_own() -> None:
+    owned = Owned()
+    mine = owned.make("me", lambda: (torch.empty(3),))
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(owned.views.get, "me").result() is mine  # the bound method is this thread's
+        assert pool.submit(lambda: owned.views.get("me")).result() is None
 
 
 LARGE_ONES = {

@@ -6,6 +6,7 @@ gradient without its square, and is refused here, before anything has changed.
 """
 
 from collections.abc import Container, Iterable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from credo.curvature.rules import Generic
 from credo.curvature.watched import Watched
 from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
 
+_grad_fn = attrgetter("grad_fn")
 _WATCHED: Any = Watched._backward_cls
 _DERIVED: Any = Derived._backward_cls
 _LEAF: Any = type(torch.ones(1, requires_grad=True).expand(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
@@ -51,23 +53,28 @@ def audit(
 def _watched_operations(roots: Iterable[Tensor], ledger: Ledger) -> list[Operation]:
     """All watched operations under the roots; refuses other edges into watched parameters."""
     operations: list[Operation] = []
-    nodes: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
-    seen = set(nodes)
+    nodes: list[Any] = list(map(_grad_fn, roots))
+    seen = {None, *nodes}
     for node in nodes:  # which grows meanwhile
         kind: Any = type(node)
-        known = kind is _WATCHED or kind is _DERIVED
-        if kind is _WATCHED and (operation := node.operation).watched_by is ledger:
-            operations.append(operation)
-            # With one argument that is no parameter, and a rule, that one has the examples.
-            if operation.watched_sources.count(None) > 1 or type(operation) is Generic:
-                look_at_operation(node, operation)
-        elif kind.__name__ in LOOKED_AT:
-            look_at(node, ledger)
+        if kind is _WATCHED:
+            known, operation = True, node.operation
+            if operation.watched_by is ledger:
+                operations.append(operation)
+                # With one argument that is no parameter, and a rule, that one has the examples.
+                if operation.watched_sources.count(None) > 1 or type(operation) is Generic:
+                    look_at_operation(node, operation)
+        elif node is None:
+            continue
+        else:
+            known = kind is _DERIVED
+            if kind.__name__ in LOOKED_AT:
+                look_at(node, ledger)
         for child, _ in node.next_functions:
-            leaf = type(child) is _LEAF
-            if not known and (leaf or type(child) is _DERIVED):
+            kind = type(child)
+            if not known and (kind is _LEAF or kind is _DERIVED):
                 _check_edge(node, child, ledger)
-            if not leaf and child is not None and child not in seen:
+            if kind is not _LEAF and child not in seen:
                 seen.add(child)
                 nodes.append(child)
     return operations

@@ -104,7 +104,6 @@ class Provenance:
         self.constants: dict[int, Any] = dict(constants)
         self._alive: dict[int, Any] = {}
         self.complex = False  # whether any source is, which a parameter itself never is
-        self._myself = weakref.ref(self)
 
     def touches(self, values: Iterable[Any]) -> bool:
         """Whether a parameter, or what was derived from one, is among the arguments."""
@@ -161,7 +160,7 @@ class Provenance:
 
         What does so must not hold this object: that would be a cycle, garbage for the collector at every step.
         """
-        self._alive[id(tensor)] = weakref.ref(tensor, partial(_forget, self._myself, table, id(tensor)))
+        self._alive[id(tensor)] = weakref.ref(tensor, partial(_forget, weakref.ref(self), table, id(tensor)))
         return self._alive[id(tensor)]
 
 

@@ -15,19 +15,27 @@ Parameters = torch.nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
 
 class Subjects:
-    """Parameters in order, and constants: buffers and frozen parameters; all by id. Errors ask for `names`."""
+    """Parameters in order, and constants: buffers and frozen parameters; all by id. Errors ask for `names`.
+
+    None stands for a parameter or a buffer that a module might have had.
+    """
 
     def __init__(
         self,
-        parameters: Iterable[Tensor],
-        constants: Iterable[Tensor],
+        parameters: Iterable[Tensor | None],
+        constants: Iterable[Tensor | None],
         names: Callable[[], Mapping[int, str]],
     ):
         self.names = names
         self.watched: dict[int, Tensor] = {}
         self.sources: dict[int, Source] = {}
-        self.constants = {id(constant): constant for constant in constants}
+        self.constants: dict[int, Tensor] = {}
+        for constant in constants:
+            if constant is not None:
+                self.constants[id(constant)] = constant
         for p in parameters:
+            if p is None:
+                continue
             key = id(p)
             if not p.requires_grad:
                 self.constants[key] = p
@@ -58,7 +66,7 @@ def subjects_of(parameters: Parameters) -> Subjects:
 
 def buffers_of(module: torch.nn.Module) -> list[Tensor]:
     """All buffers in it."""
-    return _contents(module)[1]
+    return [buffer for buffer in _contents(module)[1] if buffer is not None]
 
 
 def refuse_opaque(module: torch.nn.Module) -> None:
@@ -66,8 +74,8 @@ def refuse_opaque(module: torch.nn.Module) -> None:
     _contents(module)
 
 
-def _contents(module: torch.nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """Parameters and buffers of the module and all in it, each once, in one loop: it is asked for every block."""
+def _contents(module: torch.nn.Module) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """Parameters and buffers of the module and all in it, in one loop: it is asked for every block."""
     found, seen = [module], {module}
     parameters: list[Tensor | None] = []
     buffers: list[Tensor | None] = []
@@ -81,7 +89,7 @@ def _contents(module: torch.nn.Module) -> tuple[list[Tensor], list[Tensor]]:
             if child is not None and child not in seen:
                 seen.add(child)
                 found.append(child)
-    return [p for p in parameters if p is not None], [b for b in buffers if b is not None]
+    return parameters, buffers
 
 
 def _names(module: torch.nn.Module) -> dict[int, str]:

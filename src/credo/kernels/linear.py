@@ -12,14 +12,16 @@ from struct import pack
 from typing import final
 
 import torch
-from torch import Tensor, empty_like
+from torch import Tensor, empty_like, get_num_threads
 
 from credo.kernels import native
 from credo.kernels.layout import widened
+from credo.kernels.native import asked_for
 from credo.kernels.prepared import Prepared
 from credo.kernels.scratch import owned, scratch, workspace
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
+PREPARED = 6 << 20  # bytes of x and g, thrice, for two products at once
 FEW = 1 << 20  # bytes of x and g whose squares the C library has memory at hand for
 WORTH = 1 << 16  # multiplications, for which a second thread is woken
 LINE = 16  # numbers: 64 bytes at least
@@ -39,7 +41,8 @@ def layer_sums(x: Tensor, g: Tensor) -> _Sums:
 
     g may be (S, M, O), of S samples that all see the one x: the sums then run over samples too.
     """
-    way = _ways.get((x.shape, g.shape, x.dtype, g.dtype, x.is_cpu), x, g)
+    key = (x.shape, g.shape, x.dtype, g.dtype, x.is_cpu, asked_for(), get_num_threads())
+    way = _ways.known.get(key) or _ways.add(key, x, g)
     assert way is not None  # there is one for every kind
     return way(x, g)
 
@@ -96,7 +99,7 @@ def _widened_sums(x: Tensor, g: Tensor) -> _Sums:
 
 
 def _suits_two_threads(x: Tensor, g: Tensor) -> bool:
-    enough = x.numel() * g.shape[1] >= WORTH and 3 * (x.nbytes + g.nbytes) <= SQUARED
+    enough = x.numel() * g.shape[1] >= WORTH and 3 * (x.nbytes + g.nbytes) <= PREPARED
     return x.is_cpu and torch.get_num_threads() == 2 and enough
 
 
@@ -112,7 +115,7 @@ class SideBySide:
         self._shapes, self._dtype = (g.shape, x.shape), x.dtype
 
     def __call__(self, x: Tensor, g: Tensor) -> _Sums:
-        both, factors, both_g, both_x, transposed_g = owned(self, self._lay_out)
+        both, factors, both_g, both_x, transposed_g = owned.views.get(self) or owned.make(self, self._lay_out)
         both_g.copy_(g)
         both_x.copy_(x)
         torch.mul(both, factors, out=both)

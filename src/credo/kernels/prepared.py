@@ -18,14 +18,17 @@ class Prepared(Generic[Plan]):
 
     def __init__(self, make: Callable[..., Plan | None]):
         self._make = make
-        self._known: dict[Hashable, Plan | None] = {}
+        self.known: dict[Hashable, Plan | None] = {}
 
     def get(self, kind: Hashable, *arguments: Any) -> Plan | None:
         """The plan of a kind, made from `arguments` for the kernels and the threads that are in use now."""
         key = (kind, native.asked_for(), torch.get_num_threads())
-        plan = self._known.get(key, _UNKNOWN)
-        if plan is _UNKNOWN:
-            if len(self._known) >= LIMIT:
-                self._known.clear()
-            plan = self._known[key] = self._make(*arguments)
+        plan = self.known.get(key, _UNKNOWN)
+        return self.add(key, *arguments) if plan is _UNKNOWN else plan
+
+    def add(self, key: Hashable, *arguments: Any) -> Plan | None:
+        """A new plan; `key` is its kind, with the kernels and the threads that it is made for."""
+        if len(self.known) >= LIMIT:
+            self.known.clear()
+        plan = self.known[key] = self._make(*arguments)
         return plan

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -56,24 +56,27 @@ def scratch(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     return view
 
 
-def owned(owner: Hashable, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Scratch on the CPU that no other owner has, as views of one tensor that `make` makes at its first call.
+@final
+class Owned(threading.local):
+    """Scratch on the CPU that its owner shares with nobody, as views of one tensor; ask `views` for it first.
 
-    What another layer wrote to common scratch would first have to come from the other core's cache.
+    What another layer wrote to common scratch would have to come from the other core's cache.
     """
-    known: dict[Hashable, tuple[Tensor, ...]] = _kept.__dict__.setdefault("owned", {})
-    return known.get(owner) or _make(known, owner, make)
+
+    def __init__(self) -> None:
+        self.views: dict[Hashable, tuple[Tensor, ...]] = {}
+
+    def make(self, owner: Hashable, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """For an owner that has none; the others lose theirs where it would become too much."""
+        with torch.inference_mode(False):  # as in `_new_view`
+            made = make()
+        if sum(views[0].untyped_storage().nbytes() for views in (made, *self.views.values())) > OWNED:
+            self.views.clear()
+        self.views[owner] = made
+        return made
 
 
-def _make(
-    known: dict[Hashable, tuple[Tensor, ...]], owner: Hashable, make: Callable[[], tuple[Tensor, ...]]
-) -> tuple[Tensor, ...]:
-    with torch.inference_mode(False):  # as in `_new_view`
-        made = make()
-    if sum(views[0].untyped_storage().nbytes() for views in (made, *known.values())) > OWNED:
-        known.clear()
-    known[owner] = made
-    return made
+owned = Owned()
 
 
 def _new_view(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -55,7 +55,6 @@ class Linear(Operation):
 
     def __init__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None):
         self.tensors = (input, weight, bias)
-        self._flat = input.dim() == 2
         self.count_examples(input)
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
@@ -77,7 +76,7 @@ class Linear(Operation):
         """Of a layer with one position an example, both parameters by one kernel."""
         g, x, weight = grads[0], saved[0], saved[1]
         assert g is not None
-        flat = self._flat and self.lead == examples and not self.axis
+        flat = self.lead == examples and not self.axis and g.dim() == 2
         if not flat or len(self.watched_keys) < 2 or not x.dtype is weight.dtype is g.dtype:
             return None
         gx = torch.mm(g, weight) if needed[0] else None
