@@ -1,6 +1,7 @@
 from contextlib import nullcontext
 
 import pytest
+import torch
 
 import credo
 
@@ -10,3 +11,11 @@ def both_kernels(request):
     """Once with the best kernels this machine has, once with their pure-torch twin."""
     with nullcontext() if request.param == "kernels" else credo.kernels.forced("off"):
         yield
+
+
+@pytest.fixture
+def threads():
+    """Sets how many threads torch has, for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

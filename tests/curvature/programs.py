@@ -22,6 +22,7 @@ class Tensors(nn.Module):
         self.weight, self.spread = (nn.Parameter(torch.randn(D, D)) for _ in range(2))
         self.bias, self.gain = (nn.Parameter(torch.randn(D)) for _ in range(2))
         self.kernel = nn.Parameter(torch.randn(D, D, 3))
+        self.one, self.row, self.point = (nn.Parameter(torch.randn(s)) for s in ((1,), (1, D), ()))
         self.slim = nn.Parameter(torch.randn(D, 1, 3))
         self.table = nn.Embedding(D, D)
         self.inner = nn.Linear(D, D)
@@ -139,6 +140,13 @@ EXACT: dict[str, Program] = {
         m.inner(images(x).mT), F.linear(images(x).mT, m.weight)
     ),
     "solved for each example": lambda m, x: torch.linalg.solve(m.weight, x.unsqueeze(2)).squeeze(2),
+    "a bias of one number": lambda m, x: F.linear(x, m.weight, m.one),
+    "a bias that is a row": lambda m, x: F.linear(x, m.weight, m.row),
+    "a bias of one number alone": lambda m, x: F.linear(x, m.known, m.one),
+    "a weight that is a vector": lambda m, x: F.linear(images(x).mT, m.gain),
+    "a weight that is a vector, and a bias": lambda m, x: F.linear(images(x).mT, m.gain, m.point),
+    "addmm with a bias of one number": lambda m, x: torch.addmm(m.one, x, m.weight),
+    "addmm with a bias that is a row": lambda m, x: torch.addmm(m.row, x, m.weight),
     "complex gains": filtered,
     "complex product": lambda m, x: parts(spectrum(x) @ torch.complex(m.weight, m.spread)),
     "complex layer": lambda m, x: parts(

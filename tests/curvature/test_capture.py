@@ -12,6 +12,8 @@ from torch.overrides import TorchFunctionMode
 import credo
 from credo.curvature.interception import Interception
 from credo.errors import CallOrderError, UnsupportedOperation
+from credo.kernels.linear import _way
+from credo.kernels.prepared import Prepared
 from tests.curvature.classification import assert_squares, batch, mlp, truth
 from tests.curvature.oracle import relative_error
 
@@ -50,8 +52,11 @@ def test_a_declared_loss_scale_is_divided_out():
     assert_squares(stats, net, expected)
 
 
-def test_gradients_may_be_changed_in_place(both_kernels):
+def test_gradients_may_be_changed_in_place(both_kernels, threads, monkeypatch):
     """As clipping and optimisers do, whatever memory they share with the squares."""
+    threads(2)  # where, without kernels, they do
+    monkeypatch.setattr("credo.kernels.linear.WORTH", 0)
+    monkeypatch.setattr("credo.kernels.linear._ways", Prepared(_way))  # knows nothing yet
     net, (x, y) = mlp(), batch()
     expected = truth(net, x, y)
     with credo.capture(net) as stats:
@@ -62,6 +67,19 @@ def test_gradients_may_be_changed_in_place(both_kernels):
     nn.utils.clip_grad_norm_(net.parameters(), 1e-6)
     net.zero_grad(set_to_none=False)
     assert_squares(stats, net, expected)
+
+
+def test_a_parameter_frozen_in_the_block_has_no_squares(both_kernels):
+    net, (x, y) = mlp(), batch()
+    expected = truth(net, x, y)
+    with credo.capture(net) as stats:
+        net[0].weight.requires_grad_(False)
+        F.cross_entropy(net(x), y).backward()
+    assert net[0].weight.grad is None
+    assert net[0].weight not in stats.squares
+    for name, parameter in net.named_parameters():
+        if parameter.requires_grad:
+            assert relative_error(stats.squares[parameter], expected[name]) < 1e-10
 
 
 def test_gradients_accumulate_as_torchs_do():

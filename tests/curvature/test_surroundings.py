@@ -186,3 +186,22 @@ def test_two_models_in_nested_blocks():
         (F.cross_entropy(a(x), y) + F.cross_entropy(b(x), y)).backward()
     assert_squares(outer, a, expected)
     assert_squares(inner, b, expected)
+
+
+W, B = torch.ones(4, 3), torch.ones(4)
+STRANGERS = {
+    "a given result": lambda: F.linear(torch.ones(5, 3), W, B, out=torch.empty(5, 4)),
+    "nested": lambda: F.linear(torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]), W, B)[1],
+    "traced": lambda: torch.fx.symbolic_trace(nn.Linear(3, 4).requires_grad_(False)).weight,
+    "one row": lambda: F.linear(torch.ones(3), W, B),
+    "no batch": lambda: F.conv2d(torch.ones(3, 5, 5), torch.ones(4, 3, 2, 2)),
+    "by name": lambda: F.linear(input=torch.ones(5, 3), weight=W),
+}
+
+
+@pytest.mark.parametrize("call", STRANGERS.values(), ids=STRANGERS)
+def test_layers_that_are_not_watched_are_torchs_own(call):
+    """Whatever torch takes: no rule is asked."""
+    with credo.capture(nn.Linear(3, 4)):
+        inside = call()
+    assert inside.shape == call().shape

@@ -1,6 +1,6 @@
 """Σᵢrᵢ and Σᵢrᵢ² of a linear layer's weight against a loop over examples."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +12,7 @@ from torch import Tensor
 from credo.kernels import forced
 from credo.kernels.linear import SideBySide, _way, layer_sums, row_sums, sequence_sums
 from credo.kernels.prepared import Prepared
+from credo.kernels.scratch import Owned
 from tests.kernels.modes import MODES, assert_close, every_mode, every_type
 
 
@@ -117,13 +118,6 @@ def test_threads_change_no_bit_of_a_layer(shape: tuple[int, ...], mode: str) -> 
         assert all(torch.equal(own, first) for own, first in zip(other, results[0], strict=True))
 
 
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @every_type
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("shape", [(256, 784, 100), (256, 100, 10), (7, 13, 5), (1, 1, 1), (0, 4, 5)])
@@ -159,6 +153,22 @@ def test_large_inputs_are_not_copied_to_be_multiplied_side_by_side(
     with forced("off"):
         assert isinstance(_way(random(10, 5), random(10, 3)), SideBySide)
         assert not isinstance(_way(random(11, 5), random(11, 3)), SideBySide)
+
+
+def test_where_scratch_is_short_the_products_come_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, threads: Callable[[int], None]
+) -> None:
+    threads(2)
+    monkeypatch.setattr("credo.kernels.linear.WORTH", 0)
+    monkeypatch.setattr("credo.kernels.scratch.OWNED", 3 * 8 * 10 * (5 + 3))
+    monkeypatch.setattr("credo.kernels.linear.owned", Owned())
+    for shape in ((10, 5, 3), (11, 5, 3), (10, 5, 3), (4, 2, 3)):
+        x, g = random(*shape[:2]), random(shape[0], shape[2], seed=1)
+        with forced("off"):
+            way = _way(x, g)
+            assert isinstance(way, SideBySide)
+            for own, true in zip(way(x, g), oracle(x[:, None], g[:, None]), strict=False):
+                assert_close(own, true)
 
 
 def test_two_python_threads_have_scratch_of_their_own(threads: Callable[[int], None]) -> None:

@@ -71,22 +71,25 @@ def test_views_of_scratch_are_bounded(monkeypatch) -> None:
 
 def test_scratch_with_an_owner_is_bounded_and_its_own(monkeypatch) -> None:
     monkeypatch.setattr(memory, "OWNED", 2 * 40)
+    monkeypatch.setattr(memory, "PATIENCE", 3)
     owned = Owned()
 
-    def of(owner: int) -> torch.Tensor:
-        return (owned.views.get(owner) or owned.make(owner, lambda: (torch.empty(10),)))[0]
+    def of(owner: int) -> tuple[torch.Tensor, ...] | None:
+        return owned.views.get(owner) or owned.make(owner, 40, lambda: (torch.empty(10),))
 
     first, second = of(1), of(2)
     assert of(1) is first
     assert of(2) is second
-    assert first.data_ptr() != second.data_ptr()
-    of(3)  # for which there is no room beside two others
+    assert first[0].data_ptr() != second[0].data_ptr()
+    assert [of(3), of(4)] == [None, None]  # for which there is no room beside two others
+    assert list(owned.views) == [1, 2]
+    assert of(3) is not None  # who has asked often enough
     assert list(owned.views) == [3]
 
 
 def test_every_thread_has_scratch_of_its_own() -> None:
     owned = Owned()
-    mine = owned.make("me", lambda: (torch.empty(3),))
+    mine = owned.make("me", 12, lambda: (torch.empty(3),))
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(owned.views.get, "me").result() is mine  # the bound method is this thread's
         assert pool.submit(lambda: owned.views.get("me")).result() is None

@@ -29,7 +29,7 @@ from credo.curvature.inspections import INSPECTIONS
 from credo.curvature.ledger import Ledger
 from credo.curvature.operation import Operation, examples_second
 from credo.curvature.provenance import SELECTIONS, Provenance, Source, tensors_in
-from credo.curvature.rules import Generic, layer_for, rule_for
+from credo.curvature.rules import Generic, rule_for
 from credo.curvature.subjects import Subjects
 from credo.curvature.unlock import can_unlock, unlocked
 from credo.curvature.watched import Watched, apply_watched
@@ -67,9 +67,6 @@ class Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in ENGINE_CALLS:
             return self._run_engine(func, args, kwargs)
-        layer = layer_for(func)
-        if layer is not None and torch.is_grad_enabled():
-            return self._replace_by(layer(*args, **kwargs), func, args, kwargs)
         known = self._provenance
         sources, constants, plain = known.sources, known.constants, self._stacks is None
         for value in (
@@ -122,18 +119,16 @@ class Interception(TorchFunctionMode):
     def _replace_by(self, operation: Operation, func: Any, args: Any, kwargs: Any) -> Any:
         """By an operation with a rule, if parameters stand where the rule expects them."""
         # One loop, here: between two large kernels Python runs from cold caches, and pays for every function it meets.
-        known, slots, data, expected, free = self._provenance, operation.parameter_slots, False, True, True
+        known, slots, data, expected = self._provenance, operation.parameter_slots, False, True
         table, constants = known.sources, known.constants
         found: list[Source | None] = []
         for tensor in operation.tensors:
             source = table.get(key := id(tensor))
             if source is not None:
-                free, expected = False, expected and len(found) in slots
+                expected = expected and len(found) in slots
             elif tensor is not None and key not in constants:
                 data = True
             found.append(source)
-        if free:
-            return self._pass(func, args, kwargs)
         sources = tuple(found)
         if not data or (operation._may_have_none and operation.has_no_examples(known)):
             return self._derive(func, args, kwargs)

@@ -25,7 +25,9 @@ PREPARED = 6 << 20  # bytes of x and g, thrice, for two products at once
 FEW = 1 << 20  # bytes of x and g whose squares the C library has memory at hand for
 WORTH = 1 << 16  # multiplications, for which a second thread is woken
 LINE = 16  # numbers: 64 bytes at least
-FUSED = 1 << 19  # weights: beyond, their sums leave a core's cache and the library's products are as fast
+FUSED = (
+    1 << 19
+)  # weights: beyond, their sums leave a core's cache, and two products by the library are as fast
 _NAMES = {torch.float32: "row_sums_f32", torch.float64: "row_sums_f64"}
 _Sizes = tuple[int, int, int, int]  # S, M, I, O
 _Sums = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -99,23 +101,28 @@ def _widened_sums(x: Tensor, g: Tensor) -> _Sums:
 
 
 def _suits_two_threads(x: Tensor, g: Tensor) -> bool:
-    enough = x.numel() * g.shape[1] >= WORTH and 3 * (x.nbytes + g.nbytes) <= PREPARED
-    return x.is_cpu and torch.get_num_threads() == 2 and enough
+    weights = x.shape[1] * g.shape[1]
+    suits = len(x) * weights >= WORTH and weights <= FUSED and 3 * (x.nbytes + g.nbytes) <= PREPARED
+    return x.is_cpu and torch.get_num_threads() == 2 and suits
 
 
 @final
 class SideBySide:
     """Two matrix products at once, each on a thread of its own: neither waits for the other thread midway.
 
-    Of two rows the first thread takes one and the second the other, here as there: each prepares what it multiplies.
-    Half of it would else come from the other core, which takes longer than all the rest where they share no cache.
+    Of two rows long enough to be divided the first thread takes one and the second the other, here as there: each
+    prepares what it multiplies. Half of it would else come from the other core, which takes longer than all the rest
+    where they share no cache. Both results lie in one tensor.
     """
 
     def __init__(self, x: Tensor, g: Tensor):
         self._shapes, self._dtype = (g.shape, x.shape), x.dtype
 
     def __call__(self, x: Tensor, g: Tensor) -> _Sums:
-        both, factors, both_g, both_x, transposed_g = owned.views.get(self) or owned.make(self, self._lay_out)
+        views = owned.views.get(self) or owned.make(self, 3 * (x.nbytes + g.nbytes), self._lay_out)
+        if views is None:
+            return _products(x, g)
+        both, factors, both_g, both_x, transposed_g = views
         both_g.copy_(g)
         both_x.copy_(x)
         torch.mul(both, factors, out=both)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 LIMIT = 24 << 20  # bytes that all the buffers of one kernel may have together
 OWNED = 12 << 20  # bytes of scratch with one owner each, all together
+PATIENCE = 1000  # times that an owner is refused scratch before others lose theirs
 VIEWS = 512  # of buffers, in the shapes that were asked for; making one takes longer than many an operation
 LARGE = 1 << 20  # bytes of a tensor whose place in memory is worth using again
 SPARE = 128  # bytes, more than glibc needs to align a block
@@ -65,15 +66,20 @@ class Owned(threading.local):
 
     def __init__(self) -> None:
         self.views: dict[Hashable, tuple[Tensor, ...]] = {}
+        self._refused = 0
 
-    def make(self, owner: Hashable, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """For an owner that has none; the others lose theirs where it would become too much."""
-        with torch.inference_mode(False):  # as in `_new_view`
-            made = make()
-        if sum(views[0].untyped_storage().nbytes() for views in (made, *self.views.values())) > OWNED:
+    def make(
+        self, owner: Hashable, nbytes: int, make: Callable[[], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...] | None:
+        """For an owner that has none; None where there is no room. At times all lose theirs: some may be gone."""
+        if nbytes + sum(views[0].untyped_storage().nbytes() for views in self.views.values()) > OWNED:
+            self._refused += 1
+            if self._refused % PATIENCE:
+                return None
             self.views.clear()
-        self.views[owner] = made
-        return made
+        with torch.inference_mode(False):  # as in `_new_view`
+            self.views[owner] = make()
+        return self.views[owner]
 
 
 owned = Owned()

@@ -2,7 +2,7 @@
 
 from credo.curvature.rules import convolution, elementwise, embedding, linear, normalisation, recurrent
 from credo.curvature.rules.fallback import Generic
-from credo.curvature.rules.registry import Rule, layer_for, register_rule, rule_for
+from credo.curvature.rules.registry import Rule, register_rule, rule_for
 from credo.curvature.rules.sliced import Sliced
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "convolution",
     "elementwise",
     "embedding",
-    "layer_for",
     "linear",
     "normalisation",
     "recurrent",

@@ -55,6 +55,8 @@ class Linear(Operation):
 
     def __init__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None):
         self.tensors = (input, weight, bias)
+        if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+            self.parameter_slots = frozenset()  # torch repeats a smaller bias; that goes row by row
         self.count_examples(input)
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
@@ -77,7 +79,8 @@ class Linear(Operation):
         g, x, weight = grads[0], saved[0], saved[1]
         assert g is not None
         flat = self.lead == examples and not self.axis and g.dim() == 2
-        if not flat or len(self.watched_keys) < 2 or not x.dtype is weight.dtype is g.dtype:
+        both = len(self.watched_keys) == 2 and needed[1] and needed[2]
+        if not flat or not both or not x.dtype is weight.dtype is g.dtype:
             return None
         gx = torch.mm(g, weight) if needed[0] else None
         total, squares, bias_total, bias_squares = kernel.layer_sums(x, g)
@@ -125,7 +128,7 @@ class AddMM(Operation):
 
     def __init__(self, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1):
         self.tensors = (input, mat1, mat2)
-        self.parameter_slots = frozenset({0, 2} if input.dim() == 1 else {2})
+        self.parameter_slots = frozenset({0, 2} if input.shape == mat2.shape[1:] else {2})
         self._beta, self._alpha = beta, alpha
         self.count_examples(mat1)
 

@@ -14,7 +14,6 @@ Rule = Callable[..., Operation]
 R = TypeVar("R", bound=Rule)
 
 _RULES: dict[Any, Rule] = {}
-_LAYERS: dict[Any, Rule] = {}  # those of layers, which hardly anybody calls without a parameter
 
 
 def register_rule(*functions: Callable[..., Any]) -> Callable[[R], R]:
@@ -36,13 +35,9 @@ def register_rule(*functions: Callable[..., Any]) -> Callable[[R], R]:
     def register(rule: R) -> R:
         for function in functions:
             _RULES[function] = rule
-            _LAYERS.pop(function, None)
-            if getattr(rule, "layer", None) is not None:
-                _LAYERS[function] = rule
         return rule
 
     return register
 
 
 rule_for: Callable[[Any], Rule | None] = _RULES.get  # asked at every operation
-layer_for: Callable[[Any], Rule | None] = _LAYERS.get

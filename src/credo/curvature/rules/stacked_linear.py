@@ -82,7 +82,7 @@ class StackedLinear(Operation):
     def sums(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
     ) -> Sums | None:
-        if len(self.watched_keys) < 2:
+        if len(self.watched_keys) < 2 or not (needed[1] and needed[2]):
             return None
         g = grads[0]
         assert g is not None
