@@ -29,7 +29,7 @@ from credo.kernels.unfolding import (
     unfolded,
 )
 
-TILE = 1 << 20  # bytes of rᵢ at a time, for each thread: more leave the caches, fewer cost calls
+TILE = 2 << 20  # bytes of rᵢ at a time, for each thread: more leave the caches, fewer cost calls
 LARGE_TILE = 4 << 20  # for many threads, and on an accelerator, which likes few large calls
 SUMS = LIMIT // 4  # bytes of Σᵢrᵢ, and of Σᵢrᵢ², at a time: twice so many are kept as scratch
 SMALL = 1 << 18  # bytes of rᵢ of which several always fit a tile
