@@ -27,6 +27,7 @@ from credo.curvature.audit import audit
 from credo.curvature.engine import ENGINE_CALLS, read_engine_call
 from credo.curvature.inspections import INSPECTIONS
 from credo.curvature.ledger import Ledger
+from credo.curvature.likelihood import is_likelihood
 from credo.curvature.operation import Operation, examples_second
 from credo.curvature.provenance import SELECTIONS, Provenance, Source, tensors_in
 from credo.curvature.rules import Generic, rule_for
@@ -233,6 +234,8 @@ class Interception(TorchFunctionMode):
         new, outer = audit(call.roots, self.ledger, wanted, self._declared), self.ledger.current
         if outer is not None:  # a re-entrant checkpoint's own backward: its uses belong to the outer pass
             new.join(outer)
+        else:
+            self.ledger.likelihood = is_likelihood(call.roots)
         self.ledger.current = new
         try:
             # Another block around this one wants to see it too.

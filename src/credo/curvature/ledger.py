@@ -38,6 +38,7 @@ class Ledger:
         self.names = names
         self.squares: dict[int, Tensor] = {}
         self.examples = 0
+        self.likelihood = False  # whether the last loss was one
         self.closed = False
         self.current: BackwardPass | None = None
 

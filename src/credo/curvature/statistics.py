@@ -44,6 +44,11 @@ class Statistics:
     def examples(self) -> int:
         return self._ledger.examples
 
+    @property
+    def likelihood(self) -> bool:
+        """Whether the loss was a log-likelihood; else it is an error of unknown scale."""
+        return self._ledger.likelihood
+
     def raw(self) -> tuple[dict[int, Tensor], float]:
         """Σᵢ rᵢ² by the parameter's id, not copies, and by what it is to be multiplied for Σᵢ gᵢ²."""
         return self._ledger.squares, factor(self._ledger, self._reduction, self._scale)

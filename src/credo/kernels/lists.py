@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from struct import pack
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from credo.kernels.native import Kernel, kernel
 
 Row = Sequence[Tensor]  # one tensor for each parameter
+Numbers = float | Sequence[float]  # one number for all parameters, or one for each
 _SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 
 
@@ -98,6 +99,16 @@ def call(name: str, *rows: Row | None, stacked: bool = False) -> Call | None:
         return None
     sizes = first.sizes if isinstance(first, Steady) else whole_numbers(*numels(first))
     return Call(function, b"".join([look.addresses for look in looks]), sizes, ctypes.c_int64(len(first)))
+
+
+def each(numbers: Numbers, count: int) -> Sequence[float]:
+    """One number for each of `count` parameters."""
+    return [float(numbers)] * count if isinstance(numbers, float | int) else numbers
+
+
+def is_number(value: Numbers | Row) -> TypeGuard[Numbers]:
+    """Whether there is a number, or one for each parameter, and not a tensor for each."""
+    return isinstance(value, float | int) or (len(value) > 0 and not isinstance(value[0], Tensor))
 
 
 def function_for(name: str, dtype: torch.dtype | None) -> Kernel | None:

@@ -14,9 +14,10 @@ under the index of the first.
 import math
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_int64
+from itertools import chain
 from operator import add
 from struct import pack
-from typing import NamedTuple, final
+from typing import NamedTuple, cast, final
 
 import torch
 from torch import Tensor, get_num_threads
@@ -25,7 +26,7 @@ from torch.autograd.graph import increment_version
 
 from credo.errors import InvalidValue
 from credo.kernels import generators, lists, philox
-from credo.kernels.lists import Kept, Row, Steady
+from credo.kernels.lists import Kept, Numbers, Row, Steady
 from credo.kernels.standing import Standing
 
 WINDOW = 2048  # tiles that the twin draws at once: its intermediate tensors stay in the cache
@@ -74,88 +75,114 @@ def normal_all_(outs: Row, seed: int, stream: int, indices: Sequence[int], start
 def sample_all_(
     weights: Row,
     curvatures: Row,
-    scale: float,
-    shift: float | Row,
+    scale: Numbers,
+    shift: Numbers | Row,
     seed: int,
     stream: int,
     indices: Sequence[int],
     means: Row | None = None,
     kept: Kept | None = None,
+    offsets: Row | None = None,
 ) -> None:
-    """`sample_` for many tensors in one call; `shift` is one number, or a tensor for each. `kept` gets the means."""
+    """`sample_` for many tensors in one call; `shift` is one number for all, one for each, or a tensor for each.
+
+    `kept` gets the means; with `offsets` the samples are around mean + offset.
+    """
     _check(weights, seed, stream, indices, [0] * len(weights))
-    number, shifts = (float(shift), None) if isinstance(shift, float | int) else (0.0, shift)
-    rows, numbers = (
-        (weights, means or weights, curvatures, shifts),
-        _Numbers(scale, number, seed, stream, indices),
-    )
-    if not _sample_by_kernel(rows, kept, numbers):
+    number, shifts = (shift, None) if lists.is_number(shift) else (0.0, shift)
+    rows = (weights, means or weights, curvatures, cast("Row | None", shifts))
+    numbers = _Numbers(scale, number, seed, stream, indices)
+    if not _sample_by_kernel(rows, kept, numbers, offsets):
         with torch.no_grad():
-            _sample_otherwise(rows, kept, numbers)
+            _sample_otherwise(rows, kept, numbers, offsets)
 
 
 @final
 class Sampler:
     """`sample_all_` for weights that stay where they are, and whose means go to `rooms` that do."""
 
-    def __init__(self, weights: Steady, curvatures: Steady, indices: Sequence[int], rooms: Steady):
+    def __init__(
+        self,
+        weights: Steady,
+        curvatures: Steady,
+        indices: Sequence[int],
+        rooms: Steady,
+        offsets: Steady | None = None,
+    ):
         starts = [0] * len(weights)
         _check(weights, 0, 0, indices, starts)
-        self.indices, self.rooms, self._rows = indices, rooms, (weights, curvatures)
-        self._standing = Standing("sample", (weights, weights, curvatures, None, rooms))
+        self.indices, self.rooms, self._rows, self._offsets = indices, rooms, (weights, curvatures), offsets
+        self._standing = Standing("sample", (weights, weights, curvatures, None, rooms, offsets))
         self._layout = weights.sizes + lists.whole_numbers(*indices, *starts)
 
-    def __call__(self, scale: float, shift: float, seed: int, stream: int, kept: Kept) -> None:
+    def __call__(self, scale: Numbers, shift: Numbers, seed: int, stream: int, kept: Kept) -> None:
         """`kept` is about the rooms."""
         if (call := self._standing.call()) is None:
-            sample_all_(*self._rows, scale, shift, seed, stream, self.indices, None, kept)
+            sample_all_(*self._rows, scale, shift, seed, stream, self.indices, None, kept, self._offsets)
             return
         function, addresses, _, length = call
-        key, numbers, threads = pack("2Q", seed, stream), pack("2d", scale, shift), c_int64(get_num_threads())
+        key, threads = pack("2Q", seed, stream), c_int64(get_num_threads())
+        numbers = pairs(scale, shift, len(self.indices))
         function(addresses, self._layout, length, key, numbers, threads, byref(kept.done))
         _increment_version(self._rows[0])
+
+
+def pairs(scale: Numbers, shift: Numbers, count: int) -> bytes:
+    """Scale and shift of each tensor, as the kernels want them."""
+    if isinstance(scale, float | int) and isinstance(shift, float | int):
+        return pack("2d", scale, shift) * count
+    both = zip(lists.each(scale, count), lists.each(shift, count), strict=True)
+    return pack(f"{2 * count}d", *chain.from_iterable(both))
 
 
 class _Numbers(NamedTuple):
     """What the samples of a row of tensors are drawn with, beside the tensors."""
 
-    scale: float
-    shift: float  # where it is one number for all
+    scale: Numbers
+    shift: Numbers  # where it is not a tensor for each
     seed: int
     stream: int
     indices: Sequence[int]
 
 
-def _sample_by_kernel(rows: Sequence[Row | None], kept: Kept | None, by: _Numbers) -> bool:
+def _sample_by_kernel(
+    rows: Sequence[Row | None], kept: Kept | None, by: _Numbers, offsets: Row | None
+) -> bool:
     """Rows of weights, means, curvatures and shifts; whether the kernel could."""
-    call = lists.call("sample", *rows, None if kept is None else kept.places)
+    call = lists.call("sample", *rows, None if kept is None else kept.places, offsets)
     if call is None:
         return False
     layout = call.sizes + lists.whole_numbers(*by.indices, *[0] * len(by.indices))  # each begins at its start
-    key, numbers = pack("2Q", by.seed, by.stream), lists.doubles(by.scale, by.shift)
+    key, numbers = pack("2Q", by.seed, by.stream), pairs(by.scale, by.shift, len(by.indices))
     done = None if kept is None else byref(kept.done)
     call.kernel(call.addresses, layout, call.length, key, numbers, _threads(), done)
     increment_version(rows[0] or ())
     return True
 
 
-def _sample_otherwise(rows: Sequence[Row | None], kept: Kept | None, by: _Numbers) -> None:
+def _sample_otherwise(
+    rows: Sequence[Row | None], kept: Kept | None, by: _Numbers, offsets: Row | None
+) -> None:
     """Tensors that the kernel cannot take as they are: by copies that it can, or by the twin."""
     present = [row for row in rows if row is not None]
     if kept is not None:
         torch._foreach_copy_(list(kept.places), list(present[1]))
         kept.done.value = 1
+    if offsets is not None:
+        moved = [mean + offset for mean, offset in zip(present[1], offsets, strict=True)]
+        present = [present[0], moved, *present[2:]]
     aligned = present if lists.aligned(*present) else _align(present)
-    if not _sample_by_kernel([*aligned, *[None] * (4 - len(aligned))], None, by):
+    if not _sample_by_kernel([*aligned, *[None] * (4 - len(aligned))], None, by, None):
         _sample_twin(aligned, *by)
     _hand_back(aligned[0], present[0])
 
 
 def _sample_twin(
-    rows: Sequence[Row], scale: float, shift: float, seed: int, stream: int, indices: Sequence[int]
+    rows: Sequence[Row], scale: Numbers, shift: Numbers, seed: int, stream: int, indices: Sequence[int]
 ) -> None:
     """With noise from `generators` on the CPU, from the counter elsewhere."""
     kinds = [(weight.is_cpu, _noise_type(weight)) for weight in rows[0]]
+    scales, shifts = lists.each(scale, len(kinds)), lists.each(shift, len(kinds))
     for kind in dict.fromkeys(kinds):
         here = [k for k, other in enumerate(kinds) if other == kind]
         own = rows if len(here) == len(kinds) else [[row[k] for k in here] for row in rows]
@@ -168,17 +195,21 @@ def _sample_twin(
         else:
             draws = _pieces(_draws(weights, seed, stream, [indices[k] for k in here], [0] * len(here)))
         for pieces, noises in draws:
-            _add_noise([lists.cut(row, pieces) for row in flats], noises, scale, shift)
+            own_numbers = [(scales[here[piece.tensor]], shifts[here[piece.tensor]]) for piece in pieces]
+            _add_noise([lists.cut(row, pieces) for row in flats], noises, own_numbers)
 
 
 def _pieces(draws: Iterator[Draw]) -> Iterator[generators.Block]:
     return (([lists.Piece(k, begin, end)], (noise,)) for k, begin, end, noise in draws)
 
 
-def _add_noise(rows: Sequence[list[Tensor]], noises: generators.Noise, scale: float, shift: float) -> None:
-    """To pieces of the weights, by their widths."""
+def _add_noise(
+    rows: Sequence[list[Tensor]], noises: generators.Noise, numbers: Sequence[tuple[float, float]]
+) -> None:
+    """To pieces of the weights, by their widths; each has its scale and its shift."""
     weights, curvatures, *shifts = rows
     for k, (weight, curvature, noise) in enumerate(zip(weights, curvatures, noises, strict=True)):
+        scale, shift = numbers[k]
         precision = curvature + (shifts[0][k] if shifts else shift)
         weight.addcdiv_(noise, precision.sqrt_(), value=math.sqrt(scale))
 

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from ctypes import c_int64
 from itertools import accumulate
+from typing import cast
 
 import torch
 from torch.autograd.graph import increment_version
 
 from credo.kernels import lists
-from credo.kernels.lists import Row
+from credo.kernels.lists import Numbers, Row
 from credo.kernels.native import integers
-from credo.kernels.noise import normal_, sample_all_
+from credo.kernels.noise import normal_, pairs, sample_all_
 
 
 @torch.no_grad()
@@ -18,17 +19,17 @@ def sample_stacks_(
     stacks: Row,  # (S, *shape) each
     means: Row,
     curvatures: Row,
-    scale: float,
-    shift: float | Row,
+    scale: Numbers,
+    shift: Numbers | Row,
     seed: int,
     stream: int,
     indices: Sequence[int],
 ) -> None:
-    """stacks[s] ← mean + ε·√(scale / (curvature + shift)), ε of stream + s; `shift` is one number, or tensors.
+    """stacks[s] ← mean + ε·√(scale / (curvature + shift)), ε of stream + s; `shift` is numbers or tensors.
 
     As `noise.sample_all_` at following streams.
     """
-    number, shifts = (float(shift), None) if isinstance(shift, float | int) else (0.0, shift)
+    number, shifts = (shift, None) if lists.is_number(shift) else (0.0, cast("Row", shift))
     rows = [stacks, means, curvatures, shifts]
     contiguous = all(tensor.is_contiguous() for row in rows for tensor in row or ())
     call = lists.call("sample_stacks", *rows, stacked=True) if contiguous else None
@@ -39,7 +40,7 @@ def sample_stacks_(
             sample_all_(own, curvatures, scale, shift, seed, stream + k, indices, means)
         return
     layout = lists.whole_numbers(*[mean.numel() for mean in means], *indices)
-    key, numbers = integers(seed, stream), lists.doubles(scale, number)
+    key, numbers = integers(seed, stream), pairs(scale, number, len(means))
     threads = c_int64(torch.get_num_threads())
     call.kernel(call.addresses, layout, call.length, key, numbers, c_int64(samples), threads)
     increment_version(stacks)

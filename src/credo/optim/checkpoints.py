@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 from credo.errors import InvalidValue, VersionError
 
 VERSION = 1
-# What is kept beside a layer's weight and has a shape of its own.
+SCALE = "scale"  # three numbers of a tensor, read at every step: in main memory, whatever the parameter's device
+# What is kept beside a parameter and has a shape of its own.
 FACTORS = (
+    SCALE,
     "input_factor",
     "output_factor",
     "input_root",
@@ -81,4 +83,4 @@ def restore_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         for p, key in zip(group["params"], other["params"], strict=True):
             for kind, value in saved["state"].get(key, {}).items():
                 if isinstance(value, Tensor):
-                    optimizer.state[p][kind] = value.detach().clone().to(p.device)
+                    optimizer.state[p][kind] = value.detach().clone().to("cpu" if kind == SCALE else p.device)

@@ -99,6 +99,7 @@ class GatheredSquares(Gathered):
     """`squares` holds Σₖ Σᵢ rᵢ² by the parameter's id; the ĥ of one sample is `unit` times its Σᵢ rᵢ²."""
 
     unit = 1.0
+    likelihood = False  # whether the loss was a log-likelihood
 
     def __init__(self) -> None:
         self.squares: dict[int, Tensor] = {}
@@ -106,6 +107,7 @@ class GatheredSquares(Gathered):
     def _add(self, seen: Seen, parameters: Sequence[Tensor], examples: int) -> None:
         """ĥ is the mean over a sample's own examples, so samples count alike."""
         assert isinstance(seen, Statistics)
+        self.likelihood = seen.likelihood
         sums, factor = seen.raw()
         unit = factor / examples
         if not self.samples:

@@ -22,16 +22,36 @@ from torch import Tensor
 from credo.curvature.contribution import widen
 from credo.errors import InvalidValue
 from credo.kernels import update
+from credo.kernels.lists import Numbers as ListNumbers
+from credo.kernels.lists import each, is_number
 from credo.optim import arguments
 from credo.optim.beliefs import Belief
-from credo.optim.defaults import rate_and_damping
+from credo.optim.checkpoints import SCALE
 from credo.optim.diagnostics import Part, part_of
 from credo.optim.gathering import Gathered, GatheredSquares
 from credo.optim.plan import Plan, Ready, ready_rows, refuse_other_sizes
 from credo.optim.priors import take_prior
 from credo.optim.shards import WIDTHS, whole
+from credo.optim.relative import (
+    TINY,
+    Given,
+    TensorNumbers,
+    divided,
+    growth,
+    is_relative,
+    measure,
+    numbers,
+    own_options,
+    products,
+    scale_of,
+    share_noise,
+    start_scale,
+)
 from credo.optim.squares import SquaresOptimizer
 from credo.posterior import DiagonalPosterior, Posterior
+
+
+FIRST_STEPS, EVERY = 20, 5  # how often mean curvatures are measured: every step at first, then every fifth
 
 
 class GaussNewton(SquaresOptimizer):
@@ -47,10 +67,11 @@ class GaussNewton(SquaresOptimizer):
         data_size: float,
         momentum: float,
         ema_rate: float,
-        prior_precision: float,
+        prior_precision: float | None,
         prior: Posterior | None,
         damping: float | None,
-        tempering: float,
+        tempering: float | None,
+        averaging: float | None,
         mc_samples: int,
         mc_slices: int,
         vectorized: bool,
@@ -64,14 +85,11 @@ class GaussNewton(SquaresOptimizer):
     ):
         size = arguments.whole("data_size", data_size, 1)
         rho = arguments.number("augmentation", augmentation, 1, math.inf)
-        lr, damping = rate_and_damping(lr, damping, size * rho)
+        given = Given(lr, damping, tempering, prior_precision, initial_precision is not None)
         defaults = {
-            "lr": arguments.learning_rate(lr),  # α
+            **given.options(),  # α, γ, τ, δ, and which of them are relative to the tensor
             "momentum": momentum,  # β₁
             "ema_rate": ema_rate,  # β₂
-            "prior_precision": prior_precision,  # δ
-            "damping": damping,  # γ
-            "tempering": tempering,  # τ
             "deterministic": False,
         }
         settings = {
@@ -82,6 +100,7 @@ class GaussNewton(SquaresOptimizer):
             "vectorized": bool(vectorized),
             "initial_curvature": initial_curvature,  # s₀
             "initial_precision": initial_precision,  # P
+            "averaging": given.averaging(averaging),  # η
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
             "shared_noise": bool(shared_noise),
@@ -91,17 +110,41 @@ class GaussNewton(SquaresOptimizer):
             raise InvalidValue(f"vectorized=True and mc_slices={mc_slices} exclude each other. Choose one.")
         _check_start(initial_curvature, initial_precision)
         super().__init__(params, defaults, settings)
+        share_noise(self.param_groups)
+        self.counters |= {"examples": 0, "likelihood": 0}
         if prior is not None:
             take_prior(self, prior)
+
+    @final
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """torch's; an lr, damping or tempering that a group brings is absolute, not relative to its tensors."""
+        super().add_param_group(own_options(param_group))
+
+    @final
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # saved when all numbers were absolute
+            for name, value in {"relative_lr": False, "relative_damping": False, "noise": None}.items():
+                group.setdefault(name, value)
+
+    @final
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resumes exactly; refuses the state of another model or method, and then has changed nothing."""
+        super().load_state_dict(state_dict)
+        if "averaging" not in state_dict["credo"]["settings"]:  # saved before there was an average
+            self.settings["averaging"] = 0.0
 
     @final
     def _check_group(self, group: Mapping[str, Any]) -> None:
         arguments.learning_rate(group["lr"])
         arguments.number("momentum", group["momentum"], 0, 1, open_high=True)
         arguments.number("ema_rate", group["ema_rate"], 0, 1, open_low=True)
-        arguments.number("prior_precision", group["prior_precision"], 0, math.inf)
+        if group["prior_precision"] is not None:
+            arguments.number("prior_precision", group["prior_precision"], 0, math.inf)
         arguments.number("damping", group["damping"], 0, math.inf)
         arguments.number("tempering", group["tempering"], 0, 1, open_low=True)
+        if group["noise"] is not None:
+            arguments.number("noise", group["noise"], 0, math.inf, open_low=True)
         without_prior = group["deterministic"] or group["prior_precision"] == 0
         first_squares = (
             self.settings["initial_curvature"] is None and self.settings["initial_precision"] is None
@@ -128,7 +171,67 @@ class GaussNewton(SquaresOptimizer):
         per_example = 1 if mean_loss else gathered.examples / gathered.samples
         gradient_unit = 1 / (gathered.samples * per_example * gradient_scale)
         squares_unit = gathered.unit / (gathered.samples * squares_scale**2)
-        return all(self._update_group(one, gradient_unit, squares_unit, check) for one in ready)
+        if self.counters["step"] == 0:
+            self.counters["likelihood"] = self._world.largest(int(gathered.likelihood))[0]
+        self._begin(ready, gradient_unit, squares_unit)
+        if not all(self._update_group(one, gradient_unit, squares_unit, check) for one in ready):
+            return False
+        together = self.settings["mc_samples"] if self.settings["vectorized"] else 1
+        self.counters["examples"] += gathered.examples // (gathered.samples * together)
+        if self._follows(self.counters["step"]):
+            self._measure(ready)
+        return True
+
+    def _follows(self, step: int) -> bool:
+        """Whether the mean curvatures are measured after this step: it is a mean over the last ten or so."""
+        return step < FIRST_STEPS or step % EVERY == 0
+
+    def _begin(self, ready: Sequence[Ready], gradient_unit: float, squares_unit: float) -> None:
+        """State for parameters at their first gradient."""
+        new = []
+        for one in ready:
+            if one.plan is None:
+                one.begin(squares_unit, bool(self.settings["averaging"]))
+            if is_relative(one.group):
+                missing = [k for k, own in enumerate(one.states) if SCALE not in own or not own[SCALE][2]]
+                new += [(one, k) for k in missing]
+        if new:
+            self._set_scales(
+                [one.states[k] for one, k in new],
+                [one.parameters[k] for one, k in new],
+                [one.gradients[k] * gradient_unit for one, k in new],
+            )
+
+    def _measure(self, ready: Sequence[Ready]) -> None:
+        """Follows the mean curvature of each tensor whose numbers depend on it."""
+        states = [own for one in ready if is_relative(one.group) for own in one.states]
+        parameters = [p for one in ready if is_relative(one.group) for p in one.parameters]
+        if not states:
+            return
+        if self._shards.sharded:
+            self._set_scales(states, parameters, None)
+            return
+        for own in states:
+            own[SCALE][1] = max(float(own["curvature"].mean()), TINY)
+
+    def _set_scales(
+        self, states: Sequence[dict[str, Any]], parameters: Sequence[Tensor], gradients: Sequence[Tensor] | None
+    ) -> None:
+        """Measures tensors anew, or for the first time, with gradients; with parts of them, over all ranks."""
+        rows = []
+        for k, (own, p) in enumerate(zip(states, parameters, strict=True)):
+            rows.append(measure(p, own["curvature"], None if gradients is None else gradients[k]))
+        sums = torch.stack([row.cpu() for row in rows])
+        sizes = torch.tensor([[float(p.numel())] for p in parameters], dtype=torch.float64)
+        if self._shards.sharded:
+            both = torch.cat([sums, sizes], 1)
+            self._world.add_(both)
+            sums, sizes = both[:, :3], both[:, 3:]
+        for own, row, size in zip(states, sums, sizes.flatten().tolist(), strict=True):
+            new = scale_of(row, round(size))
+            if (known := own.get(SCALE)) is not None:
+                new[0], new[2] = known[0], new[2] or known[2]
+            own[SCALE] = new
 
     def _sole(self, ready: Ready, gathered: GatheredSquares, loss: Tensor | None) -> bool:
         """Whether all other numbers of the step are finite for sure; the kernel looks at these on its way."""
@@ -143,20 +246,13 @@ class GaussNewton(SquaresOptimizer):
 
     def _update_group(self, ready: Ready, gradient_unit: float, squares_unit: float, check: bool) -> bool:
         group, parameters = ready.group, ready.parameters
-        if ready.plan is None:
-            ready.begin(squares_unit)
+        own = self._numbers(group, ready.states)
         numbers = update.Settings(
-            float(group["lr"]),
-            group["momentum"],
-            group["ema_rate"],
-            group["damping"],
-            gradient_unit,
-            squares_unit,
+            own.lr, group["momentum"], group["ema_rate"], own.damping, gradient_unit, squares_unit, self._weight()
         )
-        unit = group["tempering"] / self.data_size
-        origins, prior = self._keeper.kept(parameters), self._shrinkages(group, ready.states, unit)
+        prior, origins = self._shrinkages(group, ready.states, own), self._keeper.kept(parameters)
         updater = None if ready.plan is None else ready.plan.updater(origins)
-        if updater is not None and isinstance(prior, float):
+        if updater is not None and is_number(prior):
             done = updater(ready.gradients, ready.squares, prior, numbers, origins, check)
         else:
             done = update.vogn_all_(
@@ -170,10 +266,63 @@ class GaussNewton(SquaresOptimizer):
                 numbers,
                 origins,
                 check,
+                ready.row("offset") if "offset" in ready.states[0] else None,
             )
         if done and origins is not None:
             self._keeper.replaced(origins)
         return done
+
+    @final
+    @torch.no_grad()
+    def _place_iterates(self, parameters: Sequence[Tensor]) -> None:
+        """Parameters without noise become the iterates z = μ + (z − μ); their means are put by."""
+        moved = [p for p in parameters if "offset" in self.state[p]]
+        if not moved:
+            return
+        away = self._keeper.kept(moved)
+        if away is None:
+            self._keeper.keep(moved)
+        means = [p.detach() for p in moved] if away is None else list(away.places)
+        iterates = torch._foreach_add(means, [self.state[p]["offset"] for p in moved])
+        torch._foreach_copy_([p.detach() for p in moved], iterates)
+
+    @final
+    def _iterate_stacks(self, samples: int) -> dict[int, Tensor]:
+        """Every iterate, as many times as there are samples side by side, by the parameter's id."""
+        found = [(p, self.iterate(p)) for p in self._trainable() if "offset" in self.state[p]]
+        return {id(p): z.expand(samples, *z.shape).clone() for p, z in found}
+
+    @final
+    def iterate(self, p: Tensor) -> Tensor:
+        """z, which the updates move and samples are drawn around; the parameter, its mean, is an average of it."""
+        offset = self.state[p].get("offset")
+        return p.detach() if offset is None else p.detach() + offset
+
+    @final
+    def _numbers(self, group: dict[str, Any], states: Sequence[Mapping[str, Any]]) -> TensorNumbers:
+        """α, γ, τ and δ of tensors with these states: one for all, or, where they are relative, one for each."""
+        if not is_relative(group):
+            return numbers(group, None, self.data_size, 1.0)
+        grown = self._growth()
+        found = [numbers(group, own[SCALE], self.data_size, grown) for own in states]
+        return TensorNumbers(*map(list, zip(*found, strict=True)))
+
+    def _numbers_of(self, group: dict[str, Any], p: Tensor) -> TensorNumbers:
+        """α, γ, τ and δ of one parameter, which may not have seen data yet."""
+        scale = None
+        if is_relative(group):
+            scale = self.state[p].get(SCALE)
+            scale = start_scale(p) if scale is None else scale
+        return numbers(group, scale, self.data_size, self._growth())
+
+    def _weight(self) -> float:
+        """Of the new iterate in the mean, (η + 1)/(t + η): recent iterates weigh more, and there is no end to plan for."""
+        eta = self.settings["averaging"]
+        return float((eta + 1) / (self.counters["step"] + 1 + eta)) if eta else 1.0
+
+    def _growth(self) -> float:
+        """Of the noise."""
+        return growth(self.counters["examples"] / self.settings["data_size"], bool(self.counters["likelihood"]))
 
     @final
     def _plan(self, group: dict[str, Any]) -> Plan:
@@ -197,9 +346,11 @@ class GaussNewton(SquaresOptimizer):
         if known is not None and known.device == p.device:
             return state
         for key, value in state.items():
-            state[key] = value.to(p.device)
+            state[key] = value if key == SCALE else value.to(p.device)
         if known is None and (start := self._start(group, p)) is not None:
             state["curvature"] = torch.zeros_like(widen(p.detach())) + start
+            if is_relative(group):
+                self._set_scales([state], [p], None)
         return state
 
     def _start(self, group: dict[str, Any], p: Tensor) -> float | Tensor | None:
@@ -218,20 +369,22 @@ class GaussNewton(SquaresOptimizer):
         """δ̃ = τδ/N, a number or, under a posterior as prior, one a weight; none for normalisation layers."""
         if group["deterministic"]:
             return 0.0
-        unit: float = group["tempering"] / self.data_size
-        precision: float | Tensor = self.state[p].get("prior_precision", group["prior_precision"])
-        return precision * unit
+        own = self._numbers_of(group, p)
+        precision: float | Tensor = self.state[p].get("prior_precision", own.prior_precision)
+        return precision * (own.tempering / self.data_size)
 
     @final
     def _shrinkages(
-        self, group: dict[str, Any], states: Sequence[Mapping[str, Tensor]], unit: float
-    ) -> float | list[Tensor]:
-        """δ̃ for parameters of one group with these states, `unit` = τ/N: one number for all, or a tensor for each."""
+        self, group: dict[str, Any], states: Sequence[Mapping[str, Any]], own: TensorNumbers
+    ) -> ListNumbers | list[Tensor]:
+        """δ̃ = τδ/N for parameters of one group with these states: numbers, or under a posterior as prior tensors."""
         if group["deterministic"]:
             return 0.0
+        size = self.data_size
         if "prior_precision" not in states[0]:
-            return float(group["prior_precision"] * unit)
-        return list(torch._foreach_mul([own["prior_precision"] for own in states], unit))
+            return divided(products(own.tempering, own.prior_precision), size)
+        units = each(divided(own.tempering, size), len(states))
+        return list(torch._foreach_mul([own["prior_precision"] for own in states], list(units)))
 
     @final
     def beliefs(self) -> Iterator[Belief]:
@@ -240,13 +393,15 @@ class GaussNewton(SquaresOptimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.requires_grad:
+                    state = self._moved_state(group, p)
+                    own = self._numbers_of(group, p)
                     yield Belief(
                         names[id(p)],
                         p,
-                        self._moved_state(group, p).get("curvature"),
+                        state.get("curvature"),
                         self._shrinkage(group, p),
-                        group["damping"],
-                        group["tempering"],
+                        own.damping,
+                        own.tempering,
                         self.data_size,
                         group["deterministic"],
                     )
@@ -269,6 +424,8 @@ class GaussNewton(SquaresOptimizer):
             "tempering": first["tempering"],
             "prior_precision": first["prior_precision"],
             "damping": first["damping"],
+            "noise": first["noise"],
+            "relative_damping": first["relative_damping"],
             "step": self.counters["step"],
         }
         return DiagonalPosterior(mean, variance, metadata)

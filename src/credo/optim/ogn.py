@@ -26,10 +26,11 @@ class OGN(GaussNewton):
         data_size: float,  # N
         momentum: float = 0.9,  # β₁
         ema_rate: float = 0.1,  # β₂
-        prior_precision: float = 1.0,  # δ
+        prior_precision: float | None = None,  # δ
         prior: Posterior | None = None,
         damping: float | None = None,  # γ
-        tempering: float = 1.0,  # τ
+        tempering: float | None = None,  # τ
+        averaging: float | None = None,  # η
         augmentation: float = 1.0,  # ρ
         initial_curvature: float | None = None,  # s₀
         initial_precision: float | None = None,
@@ -47,6 +48,7 @@ class OGN(GaussNewton):
             prior=prior,
             damping=damping,
             tempering=tempering,
+            averaging=averaging,
             mc_samples=1,
             mc_slices=1,
             vectorized=False,
@@ -60,10 +62,12 @@ class OGN(GaussNewton):
         )
 
     def _draw(self, draw: int) -> None:
-        """The mean is the sample."""
+        """The iterate is the sample."""
+        if self.settings["averaging"]:
+            self._place_iterates(self._trainable())
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
-        return Stacks({}, samples)
+        return Stacks(self._iterate_stacks(samples), samples)
 
     def _uncertain(self) -> list[Belief]:
         return []

@@ -15,6 +15,7 @@ from credo.errors import CallOrderError
 from credo.kernels.lists import Kept, Steady
 from credo.kernels.noise import Sampler
 from credo.kernels.update import Updater
+from credo.optim.checkpoints import SCALE
 from credo.optim.groups import parameter_names
 from credo.optim.sampling import MeanKeeper, identical
 
@@ -44,10 +45,13 @@ class Plan:
         self.curvatures = Steady([self.states[k]["curvature"] for k in with_curvature])
         self.whole = all("curvature" in own and "momentum" in own for own in self.states)
         self._momenta = Steady([own["momentum"] for own in self.states]) if self.whole else None
+        self._offsets = _offsets(self.states)
+        self.uncertain_offsets = _offsets(self.uncertain_states)
         self._rooms: Steady | None = None  # for the means of the uncertain ones, once they were away
         self._sampler: Sampler | None = None
         self._updaters: dict[bool, Updater] = {}
-        self.keeps = all(t.is_cpu for t in chain(self._all, *[own.values() for own in self.states]))
+        kept = chain(self._all, *[own.values() for own in self.states])
+        self.keeps = all(t.is_cpu for t in kept)
         self._seen = list(map(_look, self.parameters, self.states)) if self.keeps else []
 
     def fits(self, group: Mapping[str, Any], state: State) -> bool:
@@ -57,11 +61,13 @@ class Plan:
         for (p, own), (held_p, held) in zip(state.items(), self._state):  # noqa: B905  (asked at every step)
             if p is not held_p or own is not held:
                 return False
-        for p, own, dtype, shape, stride, address, s, address_of_s, m, address_of_m in self._seen:
+        for p, own, dtype, shape, stride, address, s, address_of_s, m, address_of_m, z, address_of_z in self._seen:
             if (
                 p.data_ptr() != address
                 or own.get("curvature") is not s
                 or own.get("momentum") is not m
+                or own.get("offset") is not z
+                or (z is not None and z.data_ptr() != address_of_z)
                 or (s is not None and s.data_ptr() != address_of_s)
                 or (m is not None and m.data_ptr() != address_of_m)
                 or not p.requires_grad
@@ -81,7 +87,9 @@ class Plan:
     def sampler(self, places: range, keeper: MeanKeeper) -> Sampler:
         """For the uncertain ones, which have these places among all groups'."""
         if self._sampler is None or self._sampler.indices != places:
-            self._sampler = Sampler(self.uncertain, self.curvatures, places, self.rooms(keeper))
+            self._sampler = Sampler(
+                self.uncertain, self.curvatures, places, self.rooms(keeper), self.uncertain_offsets
+            )
         return self._sampler
 
     def updater(self, origins: Kept | None) -> Updater | None:
@@ -91,21 +99,30 @@ class Plan:
         away = origins is not None
         if away not in self._updaters:
             rooms = self._rooms if away else None
-            self._updaters[away] = Updater(self.parameters, self._momenta, self.curvatures, rooms)
+            self._updaters[away] = Updater(
+                self.parameters, self._momenta, self.curvatures, rooms, self._offsets
+            )
         return self._updaters[away]
+
+
+def _offsets(states: Sequence[Mapping[str, Tensor]]) -> Steady | None:
+    """From means to iterates: all of a group have one from their first gradient on, or none."""
+    found = [own["offset"] for own in states if "offset" in own]
+    return Steady(found) if found and len(found) == len(states) else None
 
 
 def _look(p: Tensor, own: dict[str, Tensor]) -> tuple[Any, ...]:
     """What `fits` compares. State is made by the optimiser, in the parameter's order: it may move, but not turn."""
-    s, m = own.get("curvature"), own.get("momentum")
-    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (p, s, m)]
-    return (p, own, p.dtype, p.shape, p.stride(), addresses[0], s, addresses[1], m, addresses[2])
+    s, m, z = own.get("curvature"), own.get("momentum"), own.get("offset")
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (p, s, m, z)]
+    known = p, own, p.dtype, p.shape, p.stride()
+    return (*known, addresses[0], s, addresses[1], m, addresses[2], z, addresses[3])
 
 
 def refuse_other_sizes(group: Mapping[str, Any], p: Tensor, known: Mapping[str, Tensor]) -> None:
     """Kernels go by the parameter's size, and would write beyond what is smaller."""
     for name, tensor in known.items():
-        if tensor.numel() != p.numel():
+        if name != SCALE and tensor.numel() != p.numel():
             raise CallOrderError(
                 f"parameter {parameter_names([group])[id(p)]!r} has shape {tuple(p.shape)}, but its {name} has shape "
                 f"{tuple(tensor.shape)}: one of them was replaced. Construct the optimiser after changing the model."
@@ -149,8 +166,13 @@ class Ready(NamedTuple):
     gradients: Sequence[Tensor]
     squares: Sequence[Tensor]
 
-    def begin(self, unit: float) -> None:
-        """State for a parameter at its first gradient: m₀ = 0, s₀ the first squares, unless it is given."""
+    def begin(self, unit: float, averages: bool) -> None:
+        """State for a parameter at its first gradient: m₀ = 0, s₀ the first squares, unless it is given.
+
+        If the mean is an average, the iterate starts at it, z − μ = 0. In groups with less than single precision it is
+        not: small differences would be rounded away.
+        """
+        averages = averages and all(p.dtype in (torch.float32, torch.float64) for p in self.group["params"])
         for p, squares in zip(self.parameters, self.squares, strict=True):
             refuse_other_sizes(self.group, p, {"squares": squares})
         for p, own, squares in zip(self.parameters, self.states, self.squares, strict=True):
@@ -158,6 +180,8 @@ class Ready(NamedTuple):
                 own["momentum"] = torch.zeros_like(widen(p.detach()))
             if "curvature" not in own:
                 own["curvature"] = squares * unit
+            if averages and "offset" not in own:
+                own["offset"] = torch.zeros_like(p.detach())
 
     def row(self, name: str) -> list[Tensor]:
         """What the states have under that name."""

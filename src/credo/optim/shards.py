@@ -23,7 +23,8 @@ from credo.kernels.lists import flat, is_dense, reordered
 
 State = defaultdict[Tensor, Any]  # torch's: what an optimiser keeps of each parameter
 NOTHING = nullcontext()
-WIDTHS = frozenset(("curvature", "log_variance", "prior_precision"))  # what makes the variance of a weight
+# what samples are drawn with: variances, and where they are drawn around
+WIDTHS = frozenset(("curvature", "log_variance", "prior_precision", "scale", "offset"))
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -243,7 +244,7 @@ def _mean_parts(parameters: Sequence[Tensor], cuts: Sequence[Mapping[int, slice]
 
 def _is_cut(name: str, value: Any, p: Tensor) -> bool:
     """One number a weight; not a counter, of which each parameter has one."""
-    if not isinstance(value, Tensor) or name.rpartition(".")[2] == "step":
+    if not isinstance(value, Tensor) or name == "scale" or name.rpartition(".")[2] == "step":
         return False
     return value.dim() > 0 or p.dim() == 0
 

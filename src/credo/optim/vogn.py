@@ -11,9 +11,11 @@ from torch import Tensor
 
 from credo.curvature.stacks import Stacks
 from credo.kernels import noise
+from credo.kernels.lists import Numbers, each, is_number
 from credo.kernels.stacked_noise import sample_stacks_
 from credo.optim.gauss_newton import GaussNewton
 from credo.optim.plan import Plan
+from credo.optim.relative import divided
 from credo.posterior import Posterior
 
 
@@ -21,7 +23,7 @@ class Uncertain(NamedTuple):
     """The parameters of one group that have a width, and which among all of them they are."""
 
     plan: Plan
-    widths: tuple[list[Tensor], float, float | list[Tensor]]  # s, τ/N and δ̃ + γ, of which σ² is made
+    widths: tuple[list[Tensor], Numbers, Numbers | list[Tensor]]  # s, τ/N and δ̃ + γ, of which σ² is made
     places: range
 
 
@@ -63,10 +65,11 @@ class VOGN(GaussNewton):
         data_size: float,  # N
         momentum: float = 0.9,  # β₁
         ema_rate: float = 0.1,  # β₂
-        prior_precision: float = 1.0,  # δ
+        prior_precision: float | None = None,  # δ
         prior: Posterior | None = None,
         damping: float | None = None,  # γ
-        tempering: float = 1.0,  # τ
+        tempering: float | None = None,  # τ
+        averaging: float | None = None,  # η
         mc_samples: int = 1,  # K
         mc_slices: int = 1,
         vectorized: bool = False,
@@ -88,6 +91,7 @@ class VOGN(GaussNewton):
             prior=prior,
             damping=damping,
             tempering=tempering,
+            averaging=averaging,
             mc_samples=mc_samples,
             mc_slices=mc_slices,
             vectorized=vectorized,
@@ -101,22 +105,30 @@ class VOGN(GaussNewton):
         )
 
     def _draw(self, draw: int) -> None:
-        seed, keeper = self.settings["seed"], self._keeper
-        for plan, (curvatures, scale, shift), places in self._uncertain():
-            parameters, sampler = plan.uncertain, plan.sampler(places, keeper)
+        seed, keeper, found = self.settings["seed"], self._keeper, self._uncertain()
+        for plan, (curvatures, scale, shift), places in found:
+            parameters, sampler, offsets = plan.uncertain, plan.sampler(places, keeper), plan.uncertain_offsets
             if away := keeper.kept(parameters):  # since the sample before this one
-                noise.sample_all_(parameters, curvatures, scale, shift, seed, draw, places, means=away.places)
+                means = away.places
+                noise.sample_all_(
+                    parameters, curvatures, scale, shift, seed, draw, places, means=means, offsets=offsets
+                )
                 continue
             new = keeper.leave(parameters, sampler.rooms)
-            if isinstance(shift, float):
+            if is_number(shift):
                 sampler(scale, shift, seed, draw, new)
             else:
-                noise.sample_all_(parameters, curvatures, scale, shift, seed, draw, places, kept=new)
+                noise.sample_all_(
+                    parameters, curvatures, scale, shift, seed, draw, places, kept=new, offsets=offsets
+                )
+        if self.settings["averaging"] and len(found) < len(self.param_groups):
+            drawn = {id(p) for part in found for p in part.plan.uncertain}
+            self._place_iterates([p for p in self._trainable() if id(p) not in drawn])
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
-        stacks: dict[int, Tensor] = {}
+        stacks: dict[int, Tensor] = self._iterate_stacks(samples)
         for part in self._uncertain():
-            means = [p.detach() for p in part.plan.uncertain]
+            means = [self.iterate(p) for p in part.plan.uncertain]
             own = [mean.new_empty((samples, *mean.shape)) for mean in means]
             sample_stacks_(own, means, *part.widths, self.settings["seed"], draw, part.places)
             stacks |= {id(p): stack for p, stack in zip(part.plan.uncertain, own, strict=True)}
@@ -134,16 +146,20 @@ class VOGN(GaussNewton):
         for group in self.param_groups:
             plan = self._plan(group)
             if plan.uncertain and not group["deterministic"]:
-                scale = group["tempering"] / self.data_size
-                shift = _shift(self._shrinkages(group, plan.uncertain_states, scale), group["damping"])
+                own = self._numbers(group, plan.uncertain_states)
+                scale = divided(own.tempering, self.data_size)
+                shift = _shift(self._shrinkages(group, plan.uncertain_states, own), own.damping)
                 places = range(first, first + len(plan.uncertain))
                 found.append(Uncertain(plan, (plan.curvatures, scale, shift), places))
                 first += len(places)
         return found
 
 
-def _shift(shrinkages: float | list[Tensor], damping: float) -> float | list[Tensor]:
-    """δ̃ + γ: one number, or under a posterior as prior a tensor for each uncertain parameter."""
-    if isinstance(shrinkages, float):
-        return shrinkages + float(damping)
-    return list(torch._foreach_add(shrinkages, damping))
+def _shift(shrinkages: Numbers | list[Tensor], damping: Numbers) -> Numbers | list[Tensor]:
+    """δ̃ + γ: numbers, or under a posterior as prior a tensor for each uncertain parameter."""
+    if not is_number(shrinkages):
+        return list(torch._foreach_add(shrinkages, list(each(damping, len(shrinkages)))))
+    if isinstance(shrinkages, float) and isinstance(damping, float):
+        return shrinkages + damping
+    count = len(damping) if not isinstance(damping, float) else len(shrinkages)
+    return [a + b for a, b in zip(each(shrinkages, count), each(damping, count), strict=True)]

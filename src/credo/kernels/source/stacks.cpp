@@ -20,12 +20,13 @@ CREDO_INLINE void add_shift(T (&precision)[tile_size], const T* curvature, const
 
 // `tensors`: rows of stacks (samples, *shape), means, curvatures and shifts; sample s has the stream `stream + s`.
 template <bool shifted, typename T>
-int64_t sample_stacks(const List& list, T* const* tensors, T scale, T shift, const int64_t* seed_stream,
+int64_t sample_stacks(const List& list, T* const* tensors, const double* scale_shift, const int64_t* seed_stream,
                       const int64_t* indices, int64_t samples, int64_t threads) {
     divide(list, threads, [&](int64_t k, int64_t begin, int64_t end) {
         const T *const mean = tensors[list.count + k], *const curvature = tensors[2 * list.count + k];
         const T* const shifts = shifted ? tensors[3 * list.count + k] : mean;
         T* const stack = tensors[k];
+        const T scale = T(scale_shift[2 * k]), shift = T(scale_shift[2 * k + 1]);
         const int64_t size = list.sizes[k];
         const Key first = {uint64_t(seed_stream[0]), uint64_t(seed_stream[1]), uint64_t(indices[k])};
         for (int64_t at = begin; at < end; at += tile_size) {
@@ -78,8 +79,7 @@ int64_t sample_rows(const List& list, T* const* tensors, const int64_t* seeds, i
                                        const int64_t* seed_stream, const double* scale_shift, int64_t samples,         \
                                        int64_t threads) {                                                              \
         const auto run = tensors[3 * count] ? sample_stacks<true, T> : sample_stacks<false, T>;                        \
-        return run({count, layout, nullptr}, tensors, T(scale_shift[0]), T(scale_shift[1]), seed_stream,               \
-                   layout + count, samples, threads);                                                                  \
+        return run({count, layout, nullptr}, tensors, scale_shift, seed_stream, layout + count, samples, threads);     \
     }
 
 // `layout` holds the sizes of one sample and the starts of `count` tensors.

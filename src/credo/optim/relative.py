@@ -1,0 +1,164 @@
+"""Step, damping, noise and prior of each tensor, relative to the tensor itself: what the methods take when not told.
+
+A tensor of weights has a mean square v at the start, a mean curvature h̄ (of s, followed through training) and, at the
+first minibatch, an alignment a = rms(ĝ)/√h̄: 1 if all examples pull alike, 1/√M if each pulls for itself. With N the data
+size times ρ, L the number of weight matrices with noise, and P the number of passes over the data so far:
+
+    γ = c·h̄                     c = 1: half of the precision is the tensor's mean, half is each weight's own
+    α = r·√v·(h̄ + γ)/(a·√h̄)     r = 0.006: a plain step moves a tensor by about r of its size
+    τ = κ²·v·N·(h̄ + γ)          the noise is κ of the weights, whatever N and the curvature are
+    κ = 0.3/√L·(1 + P/6)        relative noise adds up over layers, so that of each falls with √L
+    δ = 1/v                     a prior as wide as the weights at the start; no weight has more noise than that
+
+Why κ grows with the passes: in the first pass every example is new, and the training loss is the test loss; what holds
+training back then only costs time. From then on the examples repeat, and noise is what keeps the network from learning
+them by heart. It grows where the loss is a likelihood (cross-entropy and the like). A squared error leaves the variance
+of the observations open, and noise in the weights adds to it: there κ stays.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from credo.kernels.lists import Numbers
+from credo.optim import arguments
+
+STEP = 0.006  # r
+DAMPING = 1.0  # c
+NOISE = 0.3  # κ√L at the start
+PASSES = 6.0  # after which κ has doubled
+LARGEST_GROWTH = 7.0
+AVERAGING = 8.0  # η: the mean is over the last ninth of all steps or so
+SMALLEST_SQUARE = 1e-4  # v of what starts at zero, such as biases
+
+
+class TensorNumbers(NamedTuple):
+    """What updates are made with: of one tensor, of all tensors alike, or lists with one for each."""
+
+    lr: Any  # α
+    damping: Any  # γ
+    tempering: Any  # τ
+    prior_precision: Any  # δ
+
+
+class Given(NamedTuple):
+    """What a constructor was told; None is left to the rule."""
+
+    lr: float | Tensor | None
+    damping: float | None
+    tempering: float | None
+    prior_precision: float | None
+    initial_precision: bool  # whether it was given
+
+    def options(self) -> dict[str, Any]:
+        """For the parameter groups. A damping or a start of the precision bounds the noise by itself: τ is then 1."""
+        free = self.damping is None and self.tempering is None and not self.initial_precision
+        precision = self.prior_precision
+        return {
+            "lr": arguments.learning_rate(STEP if self.lr is None else self.lr),
+            "damping": DAMPING if self.damping is None else self.damping,
+            "tempering": 1.0 if self.tempering is None else self.tempering,
+            "prior_precision": precision if free or precision is not None else 1.0,
+            "relative_lr": self.lr is None,
+            "relative_damping": self.damping is None,
+            "noise": NOISE if free else None,
+        }
+
+    def averaging(self, eta: float | None) -> float:
+        """η. Without a word on it the mean is an average unless the learning rate was given."""
+        if eta is None:
+            return AVERAGING if self.lr is None else 0.0
+        return arguments.number("averaging", eta, 0, math.inf)
+
+
+def own_options(group: dict[str, Any]) -> dict[str, Any]:
+    """The options of a group that was given some: what it was told is absolute."""
+    told = {f"relative_{name}": False for name in ("lr", "damping") if name in group}
+    if "damping" in group or "tempering" in group:
+        told["noise"] = None
+    return {**told, **group}
+
+
+def share_noise(groups: Sequence[dict[str, Any]]) -> None:
+    """κ of each group: the default is divided by √L, L the number of weight matrices with noise in all groups."""
+    matrices = [
+        p for g in groups if not g["deterministic"] for p in g["params"] if p.dim() > 1 and p.requires_grad
+    ]
+    for group in groups:
+        if group["noise"] == NOISE:
+            group["noise"] = NOISE / math.sqrt(max(len(matrices), 1))
+
+
+def numbers(
+    group: Mapping[str, Any], scale: "Scale | None", data_size: float, growth: float
+) -> TensorNumbers:
+    """Those of a tensor in a group: each as given, or by the rule above."""
+    lr, damping, tempering = float(group["lr"]), float(group["damping"]), float(group["tempering"])
+    precision = group["prior_precision"]
+    if scale is None:  # of a group without relative numbers
+        return TensorNumbers(lr, damping, tempering, precision)
+    square, curvature, alignment = scale.tolist()
+    if group["relative_damping"]:
+        damping *= curvature
+    if group["relative_lr"]:
+        lr *= math.sqrt(square / curvature) * (curvature + damping) / alignment if alignment else 0.0
+    if group["noise"] is not None:
+        kappa = group["noise"] * growth
+        tempering *= min(1.0, kappa**2 * square * data_size * (curvature + damping))
+    return TensorNumbers(lr, damping, tempering, 1 / square if precision is None else precision)
+
+
+def is_relative(group: Mapping[str, Any]) -> bool:
+    """Whether a number of this group depends on the tensor."""
+    return (
+        group["relative_lr"]
+        or group["relative_damping"]
+        or group["noise"] is not None
+        or group["prior_precision"] is None
+    )
+
+
+Scale = Tensor  # v, h̄ and a of one tensor, in float64 and main memory; a is 0 before the first gradient
+TINY = 1e-30  # h̄ of a tensor without any gradient
+
+
+def measure(weight: Tensor, curvature: Tensor, gradient: Tensor | None = None) -> Tensor:
+    """Sums of squares of the weights and the gradient, the sum of the curvature: three numbers, for `scale_of`."""
+    zero = weight.new_zeros((), dtype=torch.float64)
+    squares = zero if gradient is None else gradient.double().square().sum()
+    return torch.stack([weight.detach().double().square().sum(), curvature.double().sum(), squares])
+
+
+def scale_of(sums: Tensor, weights: int) -> Scale:
+    """From `measure` of a tensor, or the sum of it over its parts, with so many weights."""
+    square, curvature, gradient = (max(number, 0.0) / max(weights, 1) for number in sums.tolist())
+    mean = max(curvature, TINY)
+    alignment = min(max(math.sqrt(gradient / mean), 1e-3), 1e3) if gradient else 0.0
+    return torch.tensor([max(square, SMALLEST_SQUARE), mean, alignment], dtype=torch.float64)
+
+
+def start_scale(weight: Tensor) -> Scale:
+    """Of a tensor that has not seen data: any curvature, because the noise is relative to the weights."""
+    square = float(weight.detach().double().square().mean())
+    return torch.tensor([max(square, SMALLEST_SQUARE), 1.0, 0.0], dtype=torch.float64)
+
+
+def growth(passes: float, likelihood: bool) -> float:
+    """What κ is multiplied by after so many passes over the data."""
+    return min(1 + passes / PASSES, LARGEST_GROWTH) if likelihood else 1.0
+
+
+def products(ones: Numbers, others: Numbers) -> Numbers:
+    """One for all, or one for each."""
+    if isinstance(ones, float | int):
+        return float(ones * others) if isinstance(others, float | int) else [ones * other for other in others]
+    if isinstance(others, float | int):
+        return [one * others for one in ones]
+    return [one * other for one, other in zip(ones, others, strict=True)]
+
+
+def divided(ones: Numbers, by: float) -> Numbers:
+    return ones / by if isinstance(ones, float | int) else [one / by for one in ones]
