@@ -41,7 +41,7 @@ FORBIDDEN_CALLS = {
 FORBIDDEN_METHODS = {"extractall"}
 FORBIDDEN_ARGUMENTS = {("weights_only", False), ("shell", True)}
 
-LINE_LIMIT = 300
+LINE_LIMIT = 500
 LONGER_WITH_REASON: dict[str, str] = {}  # path: why it is better whole
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))

@@ -112,7 +112,12 @@ def mlp(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
 def cnn(channels: int, width: int, side: int, *, norm: bool, classes: int = 10) -> nn.Module:
     """Four convolutions of 3×3, two pools, one linear layer."""
     layers: list[nn.Module] = []
-    for a, b, pool in ((channels, width, 2), (width, width, 2), (width, 2 * width, 1), (2 * width, 2 * width, 1)):
+    for a, b, pool in (
+        (channels, width, 2),
+        (width, width, 2),
+        (width, 2 * width, 1),
+        (2 * width, 2 * width, 1),
+    ):
         layers.append(nn.Conv2d(a, b, 3, padding=1, bias=not norm))
         if norm:
             layers.append(nn.BatchNorm2d(b))
@@ -142,7 +147,9 @@ class Recurrent(nn.Module):
 class Transformer(nn.Module):
     """Characters to the next character (causal), or to one class (mean over positions)."""
 
-    def __init__(self, width: int, layers: int, length: int, outputs: int, *, causal: bool, dropout: float = 0.0):
+    def __init__(
+        self, width: int, layers: int, length: int, outputs: int, *, causal: bool, dropout: float = 0.0
+    ):
         super().__init__()
         self.causal = causal
         self.tokens = nn.Embedding(128, width)
@@ -172,37 +179,129 @@ def trained_before(model: nn.Module, root: Path | None) -> None:
 
 FASHION, CIFAR = "fashion_mnist", "cifar10"
 PROBLEMS = (
-    Problem("digits 1,087: MLP 100", lambda: mlp(64, 100, 10), lambda root: images("digits", 1087, 350, None), 32, 20),
-    Problem("digits 100: MLP 100", lambda: mlp(64, 100, 10), lambda root: images("digits", 100, 350, None), 16, 60),
-    Problem("Fashion 4,000: MLP of 8 layers", lambda: mlp(784, *[128] * 7, 10),
-            lambda root: images(FASHION, 4_000, 1_000, root), 64, 10),
-    Problem("Fashion 50,000: MLP 100-100", lambda: mlp(784, 100, 100, 10),
-            lambda root: images(FASHION, 50_000, 1_000, root), 256, 5),
-    Problem("Fashion 6,000: LeNet-5", lambda: LeNet5(in_channels=1, image_size=28),
-            lambda root: images(FASHION, 6_000, 1_000, root), 128, 8),
-    Problem("Fashion 4,000: CNN", lambda: cnn(1, 16, 28, norm=False),
-            lambda root: images(FASHION, 4_000, 1_000, root), 64, 5),
-    Problem("CIFAR 3,000: CNN, BatchNorm", lambda: cnn(3, 16, 32, norm=True),
-            lambda root: images(CIFAR, 3_000, 1_000, root), 64, 8),
+    Problem(
+        "digits 1,087: MLP 100",
+        lambda: mlp(64, 100, 10),
+        lambda root: images("digits", 1087, 350, None),
+        32,
+        20,
+    ),
+    Problem(
+        "digits 100: MLP 100", lambda: mlp(64, 100, 10), lambda root: images("digits", 100, 350, None), 16, 60
+    ),
+    Problem(
+        "Fashion 4,000: MLP of 8 layers",
+        lambda: mlp(784, *[128] * 7, 10),
+        lambda root: images(FASHION, 4_000, 1_000, root),
+        64,
+        10,
+    ),
+    Problem(
+        "Fashion 50,000: MLP 100-100",
+        lambda: mlp(784, 100, 100, 10),
+        lambda root: images(FASHION, 50_000, 1_000, root),
+        256,
+        5,
+    ),
+    Problem(
+        "Fashion 6,000: LeNet-5",
+        lambda: LeNet5(in_channels=1, image_size=28),
+        lambda root: images(FASHION, 6_000, 1_000, root),
+        128,
+        8,
+    ),
+    Problem(
+        "Fashion 4,000: CNN",
+        lambda: cnn(1, 16, 28, norm=False),
+        lambda root: images(FASHION, 4_000, 1_000, root),
+        64,
+        5,
+    ),
+    Problem(
+        "CIFAR 3,000: CNN, BatchNorm",
+        lambda: cnn(3, 16, 32, norm=True),
+        lambda root: images(CIFAR, 3_000, 1_000, root),
+        64,
+        8,
+    ),
     Problem("CIFAR 2,000: AlexNet", AlexNet, lambda root: images(CIFAR, 2_000, 1_000, root), 64, 10),
-    Problem("CIFAR 3,000: ResNet-18, width 8", lambda: ResNet18(width=8),
-            lambda root: images(CIFAR, 3_000, 1_000, root), 64, 8),
-    Problem("Fashion 3,000: LSTM over rows", lambda: Recurrent(28, 64),
-            lambda root: images(FASHION, 3_000, 1_000, root), 64, 8),
-    Problem("texts 2,000: transformer classifier", lambda: Transformer(32, 2, 64, 10, causal=False),
-            lambda root: topics(64, 2_000, 1_000), 32, 8),
-    Problem("characters 2,000: causal transformer", lambda: Transformer(32, 2, 32, 128, causal=True),
-            lambda root: characters(32, 2_000, 500), 32, 6, "language"),
-    Problem("UCI concrete: MLP 50", lambda: mlp(8, 50, 1), lambda root: table("concrete", root), 32, 40, "regression"),
-    Problem("UCI energy: MLP 50-50", lambda: mlp(8, 50, 50, 1, activation=nn.Tanh),
-            lambda root: table("energy", root), 16, 30, "regression"),
-    Problem("Fashion, classes 5 to 9, 500: fine-tuned CNN", lambda: cnn(1, 16, 28, norm=True, classes=5),
-            lambda root: images(FASHION, 500, 1_000, root, (5, 6, 7, 8, 9)), 32, 8, prepare=trained_before),
-    Problem("CIFAR 5,000: CNN, BatchNorm, 60 epochs", lambda: cnn(3, 16, 32, norm=True),
-            lambda root: images(CIFAR, 5_000, 5_000, root), 64, 60, long=True),
-    Problem("CIFAR 5,000: LeNet-5, 60 epochs", LeNet5, lambda root: images(CIFAR, 5_000, 5_000, root), 64, 60, long=True),
-    Problem("Fashion 5,000: MLP 200-200, 60 epochs", lambda: mlp(784, 200, 200, 10),
-            lambda root: images(FASHION, 5_000, 5_000, root), 64, 60, long=True),
+    Problem(
+        "CIFAR 3,000: ResNet-18, width 8",
+        lambda: ResNet18(width=8),
+        lambda root: images(CIFAR, 3_000, 1_000, root),
+        64,
+        8,
+    ),
+    Problem(
+        "Fashion 3,000: LSTM over rows",
+        lambda: Recurrent(28, 64),
+        lambda root: images(FASHION, 3_000, 1_000, root),
+        64,
+        8,
+    ),
+    Problem(
+        "texts 2,000: transformer classifier",
+        lambda: Transformer(32, 2, 64, 10, causal=False),
+        lambda root: topics(64, 2_000, 1_000),
+        32,
+        8,
+    ),
+    Problem(
+        "characters 2,000: causal transformer",
+        lambda: Transformer(32, 2, 32, 128, causal=True),
+        lambda root: characters(32, 2_000, 500),
+        32,
+        6,
+        "language",
+    ),
+    Problem(
+        "UCI concrete: MLP 50",
+        lambda: mlp(8, 50, 1),
+        lambda root: table("concrete", root),
+        32,
+        40,
+        "regression",
+    ),
+    Problem(
+        "UCI energy: MLP 50-50",
+        lambda: mlp(8, 50, 50, 1, activation=nn.Tanh),
+        lambda root: table("energy", root),
+        16,
+        30,
+        "regression",
+    ),
+    Problem(
+        "Fashion, classes 5 to 9, 500: fine-tuned CNN",
+        lambda: cnn(1, 16, 28, norm=True, classes=5),
+        lambda root: images(FASHION, 500, 1_000, root, (5, 6, 7, 8, 9)),
+        32,
+        8,
+        prepare=trained_before,
+    ),
+    Problem(
+        "CIFAR 5,000: CNN, BatchNorm, 60 epochs",
+        lambda: cnn(3, 16, 32, norm=True),
+        lambda root: images(CIFAR, 5_000, 5_000, root),
+        64,
+        60,
+        long=True,
+    ),
+    Problem(
+        "CIFAR 5,000: LeNet-5, 60 epochs",
+        LeNet5,
+        lambda root: images(CIFAR, 5_000, 5_000, root),
+        64,
+        60,
+        long=True,
+    ),
+    Problem(
+        "Fashion 5,000: MLP 200-200, 60 epochs",
+        lambda: mlp(784, 200, 200, 10),
+        lambda root: images(FASHION, 5_000, 5_000, root),
+        64,
+        60,
+        long=True,
+    ),
 )
 
 

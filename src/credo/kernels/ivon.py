@@ -1,28 +1,29 @@
 """IVON's update in one pass over the parameters, and the way from a sample back to the mean."""
 
 from ctypes import c_int64
-from typing import NamedTuple
+from struct import pack
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from credo.kernels import lists
-from credo.kernels.lists import Row
+from credo.kernels.lists import Numbers, Row
 
 LARGEST = 1e30  # an infinite curvature would be a variance of zero
 
 
 class Settings(NamedTuple):
-    """The numbers of one update."""
+    """The numbers of one update; those that may be one for each tensor are `Numbers`."""
 
-    lr: float  # α
+    lr: Numbers  # α
     beta1: float  # b₁, the weight of the old momentum
     beta2: float  # b₂, the weight of the old curvature
     correction: float  # 1/(1 − b₁ᵗ)
     radius: float  # of the clipped step; infinite without
     gradient_unit: float  # ĝ = gradient_unit · gradient
-    product_unit: float  # ĥ = product_unit · product · (h + δ̃)
+    product_unit: Numbers  # ĥ = product_unit · product · (h + δ̃)
 
 
 @torch.no_grad()
@@ -48,24 +49,32 @@ def ivon_all_(
     curvatures: Row,  # h
     gradients: Row,
     products: Row,  # Σ gradient·(w − μ)
-    prior: float | Row,  # δ̃, one number or a tensor for each
+    prior: Numbers | Row,  # δ̃, one number for all, one for each, or a tensor for each
     prior_means: Row | None,  # μ₀, zero when None
     settings: Settings,
 ) -> None:
     """m ← b₁m + (1−b₁)ĝ,  h ← h + d + d²/2(h+δ̃) with d = (1−b₂)(ĥ−h),  μ ← μ − α·clip((m̄ + δ̃(μ−μ₀)) / (h+δ̃))."""
     if not means:
         return
-    number, priors = (float(prior), None) if isinstance(prior, float | int) else (0.0, prior)
+    number, priors = (prior, None) if lists.is_number(prior) else (0.0, cast("Row", prior))
+    each = _each(settings, number, len(means))
     rows = [means, momenta, curvatures, gradients, products]
     if call := lists.call("ivon", *rows, priors, prior_means):
-        call.kernel(*call[1:], lists.doubles(*settings, number), _threads())
+        numbers = b"".join([pack("8d", *own) for own in each])
+        call.kernel(*call[1:], numbers, _threads())
         increment_version([*means, *momenta, *curvatures])
         return
-    for k, mean in enumerate(means):
-        own_prior = number if priors is None else priors[k]
+    for k, own in enumerate(each):
+        own_priors = own[-1] if priors is None else priors[k]
         own_mean = None if prior_means is None else prior_means[k]
-        state = momenta[k], curvatures[k]
-        _ivon_twin(mean, *state, gradients[k], products[k], own_prior, own_mean, settings)
+        state = means[k], momenta[k], curvatures[k]
+        _ivon_twin(*state, gradients[k], products[k], own_priors, own_mean, *own[:-1])
+
+
+def _each(settings: Settings, prior: Numbers, count: int) -> list[tuple[float, ...]]:
+    """The settings and, last, the prior of every tensor."""
+    rows = (lists.each(numbers, count) for numbers in (*settings, prior))
+    return list(zip(*rows, strict=True))
 
 
 def _ivon_twin(
@@ -76,15 +85,21 @@ def _ivon_twin(
     product: Tensor,
     prior: float | Tensor,
     prior_mean: Tensor | None,
-    settings: Settings,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    correction: float,
+    radius: float,
+    gradient_unit: float,
+    product_unit: float,
 ) -> None:
     away = mean if prior_mean is None else mean - prior_mean
-    momentum.mul_(settings.beta1).add_(gradient, alpha=(1 - settings.beta1) * settings.gradient_unit)
+    momentum.mul_(beta1).add_(gradient, alpha=(1 - beta1) * gradient_unit)
     total = curvature + prior
-    d = (product * total).mul_(settings.product_unit).sub_(curvature).mul_(1 - settings.beta2)
+    d = (product * total).mul_(product_unit).sub_(curvature).mul_(1 - beta2)
     curvature.add_(d).add_(d * (d / (2 * total))).clamp_(max=LARGEST)
-    step = (momentum * settings.correction + away * prior) / (curvature + prior)
-    mean.sub_(settings.lr * step.clamp_(-settings.radius, settings.radius))
+    step = (momentum * correction + away * prior) / (curvature + prior)
+    mean.sub_(lr * step.clamp_(-radius, radius))
 
 
 def _threads() -> c_int64:

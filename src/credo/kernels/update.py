@@ -156,9 +156,7 @@ def _packed(settings: Settings, prior: Numbers, count: int) -> bytes:
     lr, beta1, beta2, damping, gradient, squares, weight = settings
     if isinstance(lr, float) and isinstance(damping, float) and isinstance(prior, float):
         return pack("8d", lr, beta1, beta2, damping, gradient, squares, prior, weight) * count
-    each = zip(
-        lists.each(lr, count), lists.each(damping, count), lists.each(prior, count), strict=True
-    )
+    each = zip(lists.each(lr, count), lists.each(damping, count), lists.each(prior, count), strict=True)
     return b"".join([pack("8d", a, beta1, beta2, g, gradient, squares, p, weight) for a, g, p in each])
 
 
@@ -186,8 +184,9 @@ def _vogn_twin(
     away = iterates if prior_means is None else torch._foreach_sub(iterates, prior_means)
     count = len(means)
     if not lists.is_number(prior):
-        torch._foreach_addcmul_(momenta, prior, away)
-        precisions = torch._foreach_add(curvatures, prior)
+        tensors = cast("list[Tensor]", prior)
+        torch._foreach_addcmul_(momenta, tensors, away)
+        precisions = torch._foreach_add(curvatures, tensors)
         torch._foreach_add_(precisions, list(lists.each(settings.damping, count)))
     else:
         priors = lists.each(prior, count)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.distributed.world import world
 from credo.errors import InvalidType, InvalidValue
 
 # What torch's schedulers and samplers put into a parameter group of their own accord.
@@ -90,3 +91,13 @@ def parameter(name: str, value: Any) -> Tensor:
             "(requires_grad_(False)) and leave it out, or convert it."
         )
     return value
+
+
+def groups_of_ranks(mc_groups: object) -> int | None:
+    """G, which must divide the ranks; None: each rank reads a share of its own."""
+    if mc_groups is None:
+        return None
+    size, groups = world().size, whole("mc_groups", mc_groups, 1)
+    if size % groups:
+        raise InvalidValue(f"mc_groups must divide the {size} ranks, got {mc_groups!r}.")
+    return groups

@@ -51,7 +51,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
 
     def __init__(self, params: Any, defaults: dict[str, Any], settings: dict[str, Any]):
         self.settings = settings
-        self.counters = {"step": 0, "draws": 0, "refused": 0, "refused_in_a_row": 0}
+        self.counters = {"step": 0, "draws": 0, "refused": 0, "refused_in_a_row": 0, "examples": 0}
         self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
         self._start_afresh()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
@@ -199,6 +199,14 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
             self.counters["refused_in_a_row"] = 0
         else:
             checks.count_refused(self.counters)
+
+    @final
+    def _count_examples(self, gathered: Gathered) -> None:
+        """Each example of a step once, however many samples and ranks of its group have seen it."""
+        groups = self.settings.get("mc_groups") or self._world.size
+        at_once = self.settings["mc_samples"] if self.settings.get("vectorized") else 1
+        repeats = gathered.samples * at_once * (self._world.size // groups)
+        self.counters["examples"] += gathered.examples // repeats
 
     @final
     def _finite(self, gathered: Gathered, loss: Tensor | None) -> bool:

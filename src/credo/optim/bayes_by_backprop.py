@@ -6,11 +6,14 @@ With N the data size times ρ and q = N(μ, diag σ²), it minimises
 
 ℓ̄ the mean loss over examples, the KL summed over all weights. The gradient of the first term is taken at samples,
 that of the second is exact. What is moved beside μ is log σ².
+
+By default σ starts at κ of the weights, tensor by tensor (κ as in `relative`), so that it drowns nothing, and τ is 0.1:
+with a KL of full weight deep networks do not begin to learn in the time that Adam takes.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -24,6 +27,7 @@ from credo.optim.gathered_tables import GatheredVariances
 from credo.optim.gathering import Gathered
 from credo.optim.inner import Build, Inner, Moved, adam
 from credo.optim.priors import take_prior
+from credo.optim.relative import NOISE, check_relative, share_noise, start_scale
 from credo.optim.reparameterisation import Uncertain
 from credo.optim.reparameterised_blocks import ReparameterisedOptimizer, shared_samples
 from credo.optim.shards import WIDTHS, ElementShards, whole
@@ -31,6 +35,7 @@ from credo.posterior import DiagonalPosterior, Posterior
 from credo.posterior.gaussian import kl_terms, total
 
 Row = list[Tensor] | tuple[Tensor, ...]  # one tensor for each parameter
+RELATIVE = "relative"
 LOG_VARIANCES = (-60.0, 60.0)  # between these a variance is a positive float32, whatever the inner one does
 INITIALISATION = 2**64 - 1  # the stream of noise that no draw will reach
 
@@ -73,7 +78,7 @@ class BayesByBackprop(ReparameterisedOptimizer):
         say `functools.partial(torch.optim.SGD, momentum=0.9)`. Schedules of lr are set on this optimiser.
     local: noise on the outputs of Linear and Conv layers instead of on their weights (see `reparameterisation`).
         Inside a block the weights then hold the mean, and no single sample exists; `p.detach()` shows one.
-    initial_log_variance: where log σ² starts; None: at the prior's.
+    initial_log_variance: where log σ² starts; "relative": σ at κ of the tensor's weights; None: at the prior's.
     initial_mean_sd: draws μ anew from N(0, sd²), the paper's 0.1 say; None keeps the model's own initialisation.
     mc_samples: K samples a step, each on the whole minibatch.
     convolution_samples: how many of these K the convolutions have (the paper: K = 10, and 1 of them); each is shared by
@@ -90,19 +95,19 @@ class BayesByBackprop(ReparameterisedOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 3e-3,
+        lr: float | Tensor = 1e-3,
         *,
         data_size: float,  # N
         inner: Build = adam,
         prior_precision: float = 1.0,  # δ = 1/σ₀²
         prior: Posterior | None = None,
-        tempering: float = 1.0,  # τ
+        tempering: float = 0.1,  # τ
         mc_samples: int = 1,  # K
         convolution_samples: int | None = None,
         vectorized: bool = False,
         local: bool = True,
         augmentation: float = 1.0,  # ρ
-        initial_log_variance: float | None = -6.0,  # log σ²
+        initial_log_variance: float | Literal["relative"] | None = "relative",  # log σ²
         initial_mean_sd: float | None = None,
         reduction: str = "mean",
         seed: int = 0,
@@ -114,6 +119,7 @@ class BayesByBackprop(ReparameterisedOptimizer):
             "prior_precision": prior_precision,  # δ
             "tempering": tempering,  # τ
             "local": local,
+            "noise": NOISE if initial_log_variance == RELATIVE else None,  # κ√L
         }
         settings = {
             "data_size": arguments.whole("data_size", data_size, 1),  # N
@@ -127,11 +133,14 @@ class BayesByBackprop(ReparameterisedOptimizer):
             "shared_noise": bool(shared_noise),
             "sharded": bool(sharded),
         }
-        if initial_log_variance is not None:
+        if isinstance(initial_log_variance, str):
+            arguments.option("initial_log_variance", initial_log_variance, (RELATIVE,))
+        elif initial_log_variance is not None:
             arguments.number("initial_log_variance", initial_log_variance, *LOG_VARIANCES)
         if initial_mean_sd is not None:
             arguments.number("initial_mean_sd", initial_mean_sd, 0, math.inf)
         super().__init__(params, defaults, settings)
+        share_noise(self.param_groups, self.defaults)
         if prior is not None:
             take_prior(self, prior)
         self._inner = Inner(inner, [self._inner_group(group) for group in self.param_groups])
@@ -144,7 +153,7 @@ class BayesByBackprop(ReparameterisedOptimizer):
     def _check_group(self, group: Mapping[str, Any]) -> None:
         arguments.learning_rate(group["lr"])
         arguments.number("prior_precision", group["prior_precision"], 0, math.inf, open_low=True)
-        arguments.number("tempering", group["tempering"], 0, 1, open_low=True)
+        check_relative(group)
         if not isinstance(group["local"], bool):
             raise InvalidType(f"local must be True or False, got {group['local']!r}.")
 
@@ -229,7 +238,9 @@ class BayesByBackprop(ReparameterisedOptimizer):
         wide = widen(p.detach())
         if "log_variance" not in state:
             start = self.settings["initial_log_variance"]
-            if start is None:
+            if start == RELATIVE:
+                start = math.log(group["noise"] ** 2 * float(start_scale(p)[0]))
+            elif start is None:
                 precision = state.get("prior_precision", group["prior_precision"])
                 start = -torch.log(torch.as_tensor(precision, device=p.device))
             state["log_variance"] = torch.zeros_like(wide).add_(start)

@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 from credo.errors import InvalidValue, VersionError
 
 VERSION = 1
-SCALE = "scale"  # three numbers of a tensor, read at every step: in main memory, whatever the parameter's device
+SCALE = (
+    "scale"  # three numbers of a tensor, read at every step: in main memory, whatever the parameter's device
+)
 # What is kept beside a parameter and has a shape of its own.
 FACTORS = (
     SCALE,
@@ -25,7 +27,7 @@ FACTORS = (
     "input_eigenvalues",
     "output_eigenvalues",
 )
-OF_THIS_WORLD = ("sharded", "owners")  # settings that are not saved: the state is, as a whole
+OF_THIS_WORLD = ("sharded", "owners", "mc_groups")  # settings that are not saved: the state is, as a whole
 _DRIFT = ("data_size", "augmentation", "mc_samples", "reduction", "seed")
 
 

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from credo.curvature.engine import ENGINE_CALLS, EngineCall, read_engine_call
 from credo.curvature.inspections import INSPECTIONS
+from credo.curvature.likelihood import is_likelihood
 from credo.curvature.operation import lead_before_merge
 from credo.curvature.provenance import Provenance, tensors_in
 from credo.curvature.subjects import Subjects
@@ -32,6 +33,7 @@ class Eyes(TorchFunctionMode, ABC):
         super().__init__()
         self.examples = 0
         self.counted = True
+        self.likelihood = False  # whether the last loss was one
         self.at_once = False  # whether several samples are computed together, under vmap
         self.used: set[int] = set()
         self.forward_number = 0  # of the forward passes that had a backward pass between them
@@ -99,6 +101,7 @@ class Eyes(TorchFunctionMode, ABC):
                 "pass inside the block too."
             )
         examples = self._count()
+        self.likelihood = is_likelihood(call.roots)
         self._going_back = True
         try:
             result = call.run(self)

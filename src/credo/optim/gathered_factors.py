@@ -31,6 +31,7 @@ class GatheredFactors(Gathered):
         super().__init__()
         self._expect = expect
         self.fresh = False  # whether factors were gathered at all
+        self.likelihood = False  # whether the loss was a log-likelihood
         self.layers: dict[int, LayerSums] = {}
         self.squares: dict[int, Tensor] = {}
         self._norms: list[Tensor] = []
@@ -39,7 +40,7 @@ class GatheredFactors(Gathered):
         if not isinstance(seen, FactorStatistics):
             self._check_norms(parameters)
             return
-        self.fresh = True
+        self.fresh, self.likelihood = True, seen.likelihood
         found = seen.found()
         for key, sums in found.layers.items():
             means = LayerSums(sums.weight, sums.bias, sums.inputs / found.examples, sums.outputs * found.unit)

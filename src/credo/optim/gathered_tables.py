@@ -19,11 +19,13 @@ class GatheredTable(Gathered):
     def __init__(self) -> None:
         super().__init__()
         self.table: dict[int, Tensor] = {}
+        self.likelihood = False  # whether the loss was a log-likelihood
         self._counted = True
 
     @final
     def _add(self, seen: Seen, parameters: Sequence[Tensor], examples: int) -> None:
         self._counted = self._counted and seen.counted
+        self.likelihood = getattr(seen, "likelihood", False)
         self._add_to_table(seen)
 
     @abstractmethod

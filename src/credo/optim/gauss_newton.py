@@ -13,8 +13,9 @@ Algorithm 1 is this at τ = 1; for other τ its precision tends to N·h/τ + τ�
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -29,13 +30,15 @@ from credo.optim.beliefs import Belief
 from credo.optim.checkpoints import SCALE
 from credo.optim.diagnostics import Part, part_of
 from credo.optim.gathering import Gathered, GatheredSquares
-from credo.optim.plan import Plan, Ready, ready_rows, refuse_other_sizes
+from credo.optim.iterates import Moved, weight
+from credo.optim.plan import Plan, Ready, averages, ready_rows, refuse_other_sizes
 from credo.optim.priors import take_prior
-from credo.optim.shards import WIDTHS, whole
 from credo.optim.relative import (
     TINY,
     Given,
     TensorNumbers,
+    averaging_of,
+    check_relative,
     divided,
     growth,
     is_relative,
@@ -46,12 +49,30 @@ from credo.optim.relative import (
     scale_of,
     share_noise,
     start_scale,
+    take_absolute,
 )
+from credo.optim.shards import WIDTHS, whole
 from credo.optim.squares import SquaresOptimizer
 from credo.posterior import DiagonalPosterior, Posterior
 
-
 FIRST_STEPS, EVERY = 20, 5  # how often mean curvatures are measured: every step at first, then every fifth
+
+
+class Uncertain(NamedTuple):
+    """The parameters of one group that have a width, and which among all of them they are."""
+
+    plan: Plan
+    widths: tuple[
+        list[Tensor], ListNumbers, ListNumbers | list[Tensor]
+    ]  # s, τ/N and δ̃ + γ, of which σ² is made
+    places: range
+
+
+class Drawn(NamedTuple):
+    """What a block changes: parameters with noise, and those that are moved from their means to their iterates."""
+
+    noisy: list[Uncertain]
+    moved: Moved
 
 
 class GaussNewton(SquaresOptimizer):
@@ -82,6 +103,7 @@ class GaussNewton(SquaresOptimizer):
         seed: int,
         shared_noise: bool,
         sharded: bool,
+        mc_groups: int | None,
     ):
         size = arguments.whole("data_size", data_size, 1)
         rho = arguments.number("augmentation", augmentation, 1, math.inf)
@@ -100,18 +122,19 @@ class GaussNewton(SquaresOptimizer):
             "vectorized": bool(vectorized),
             "initial_curvature": initial_curvature,  # s₀
             "initial_precision": initial_precision,  # P
-            "averaging": given.averaging(averaging),  # η
+            "averaging": averaging_of(averaging, lr),  # η
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
             "shared_noise": bool(shared_noise),
             "sharded": bool(sharded),
+            "mc_groups": arguments.groups_of_ranks(mc_groups),
         }
         if vectorized and mc_slices > 1:
             raise InvalidValue(f"vectorized=True and mc_slices={mc_slices} exclude each other. Choose one.")
         _check_start(initial_curvature, initial_precision)
         super().__init__(params, defaults, settings)
-        share_noise(self.param_groups)
-        self.counters |= {"examples": 0, "likelihood": 0}
+        share_noise(self.param_groups, self.defaults)
+        self.counters["likelihood"] = 0
         if prior is not None:
             take_prior(self, prior)
 
@@ -123,9 +146,7 @@ class GaussNewton(SquaresOptimizer):
     @final
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:  # saved when all numbers were absolute
-            for name, value in {"relative_lr": False, "relative_damping": False, "noise": None}.items():
-                group.setdefault(name, value)
+        take_absolute(self.param_groups)
 
     @final
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -139,12 +160,8 @@ class GaussNewton(SquaresOptimizer):
         arguments.learning_rate(group["lr"])
         arguments.number("momentum", group["momentum"], 0, 1, open_high=True)
         arguments.number("ema_rate", group["ema_rate"], 0, 1, open_low=True)
-        if group["prior_precision"] is not None:
-            arguments.number("prior_precision", group["prior_precision"], 0, math.inf)
         arguments.number("damping", group["damping"], 0, math.inf)
-        arguments.number("tempering", group["tempering"], 0, 1, open_low=True)
-        if group["noise"] is not None:
-            arguments.number("noise", group["noise"], 0, math.inf, open_low=True)
+        check_relative(group)
         without_prior = group["deterministic"] or group["prior_precision"] == 0
         first_squares = (
             self.settings["initial_curvature"] is None and self.settings["initial_precision"] is None
@@ -176,8 +193,7 @@ class GaussNewton(SquaresOptimizer):
         self._begin(ready, gradient_unit, squares_unit)
         if not all(self._update_group(one, gradient_unit, squares_unit, check) for one in ready):
             return False
-        together = self.settings["mc_samples"] if self.settings["vectorized"] else 1
-        self.counters["examples"] += gathered.examples // (gathered.samples * together)
+        self._count_examples(gathered)
         if self._follows(self.counters["step"]):
             self._measure(ready)
         return True
@@ -191,7 +207,7 @@ class GaussNewton(SquaresOptimizer):
         new = []
         for one in ready:
             if one.plan is None:
-                one.begin(squares_unit, bool(self.settings["averaging"]))
+                one.begin(squares_unit, bool(self.settings["averaging"]) and averages(one.group))
             if is_relative(one.group):
                 missing = [k for k, own in enumerate(one.states) if SCALE not in own or not own[SCALE][2]]
                 new += [(one, k) for k in missing]
@@ -215,7 +231,10 @@ class GaussNewton(SquaresOptimizer):
             own[SCALE][1] = max(float(own["curvature"].mean()), TINY)
 
     def _set_scales(
-        self, states: Sequence[dict[str, Any]], parameters: Sequence[Tensor], gradients: Sequence[Tensor] | None
+        self,
+        states: Sequence[dict[str, Any]],
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor] | None,
     ) -> None:
         """Measures tensors anew, or for the first time, with gradients; with parts of them, over all ranks."""
         rows = []
@@ -247,8 +266,15 @@ class GaussNewton(SquaresOptimizer):
     def _update_group(self, ready: Ready, gradient_unit: float, squares_unit: float, check: bool) -> bool:
         group, parameters = ready.group, ready.parameters
         own = self._numbers(group, ready.states)
+        mean_weight = weight(self.settings["averaging"], self.counters["step"])
         numbers = update.Settings(
-            own.lr, group["momentum"], group["ema_rate"], own.damping, gradient_unit, squares_unit, self._weight()
+            own.lr,
+            group["momentum"],
+            group["ema_rate"],
+            own.damping,
+            gradient_unit,
+            squares_unit,
+            mean_weight,
         )
         prior, origins = self._shrinkages(group, ready.states, own), self._keeper.kept(parameters)
         updater = None if ready.plan is None else ready.plan.updater(origins)
@@ -272,31 +298,27 @@ class GaussNewton(SquaresOptimizer):
             self._keeper.replaced(origins)
         return done
 
-    @final
-    @torch.no_grad()
-    def _place_iterates(self, parameters: Sequence[Tensor]) -> None:
-        """Parameters without noise become the iterates z = μ + (z − μ); their means are put by."""
-        moved = [p for p in parameters if "offset" in self.state[p]]
-        if not moved:
-            return
-        away = self._keeper.kept(moved)
-        if away is None:
-            self._keeper.keep(moved)
-        means = [p.detach() for p in moved] if away is None else list(away.places)
-        iterates = torch._foreach_add(means, [self.state[p]["offset"] for p in moved])
-        torch._foreach_copy_([p.detach() for p in moved], iterates)
+    # What blocks are entered with
+
+    @abstractmethod
+    def _noisy(self) -> list[Uncertain]:
+        """Group by group, what samples are drawn of."""
 
     @final
-    def _iterate_stacks(self, samples: int) -> dict[int, Tensor]:
-        """Every iterate, as many times as there are samples side by side, by the parameter's id."""
-        found = [(p, self.iterate(p)) for p in self._trainable() if "offset" in self.state[p]]
-        return {id(p): z.expand(samples, *z.shape).clone() for p, z in found}
+    def _uncertain(self) -> Drawn:
+        if self._shards.sharded:  # collective: the ranks put their parts together
+            with self._shards.drawing(self):
+                return self._drawn()
+        return self._drawn()
 
-    @final
-    def iterate(self, p: Tensor) -> Tensor:
-        """z, which the updates move and samples are drawn around; the parameter, its mean, is an average of it."""
-        offset = self.state[p].get("offset")
-        return p.detach() if offset is None else p.detach() + offset
+    def _drawn(self) -> Drawn:
+        noisy = self._noisy()
+        if not self.settings["averaging"]:
+            return Drawn(noisy, [])
+        resting = [group for group in self.param_groups if group["deterministic"] or not noisy]
+        plans = [self._plan(group) for group in resting]
+        states = [(p, own) for plan in plans for p, own in zip(plan.parameters, plan.states, strict=True)]
+        return Drawn(noisy, [(p, own["offset"]) for p, own in states if "offset" in own])
 
     @final
     def _numbers(self, group: dict[str, Any], states: Sequence[Mapping[str, Any]]) -> TensorNumbers:
@@ -315,14 +337,11 @@ class GaussNewton(SquaresOptimizer):
             scale = start_scale(p) if scale is None else scale
         return numbers(group, scale, self.data_size, self._growth())
 
-    def _weight(self) -> float:
-        """Of the new iterate in the mean, (η + 1)/(t + η): recent iterates weigh more, and there is no end to plan for."""
-        eta = self.settings["averaging"]
-        return float((eta + 1) / (self.counters["step"] + 1 + eta)) if eta else 1.0
-
     def _growth(self) -> float:
         """Of the noise."""
-        return growth(self.counters["examples"] / self.settings["data_size"], bool(self.counters["likelihood"]))
+        return growth(
+            self.counters["examples"] / self.settings["data_size"], bool(self.counters["likelihood"])
+        )
 
     @final
     def _plan(self, group: dict[str, Any]) -> Plan:
@@ -349,6 +368,8 @@ class GaussNewton(SquaresOptimizer):
             state[key] = value if key == SCALE else value.to(p.device)
         if known is None and (start := self._start(group, p)) is not None:
             state["curvature"] = torch.zeros_like(widen(p.detach())) + start
+            if self.settings["averaging"] and averages(group):
+                state["offset"] = torch.zeros_like(p.detach())
             if is_relative(group):
                 self._set_scales([state], [p], None)
         return state
@@ -371,7 +392,8 @@ class GaussNewton(SquaresOptimizer):
             return 0.0
         own = self._numbers_of(group, p)
         precision: float | Tensor = self.state[p].get("prior_precision", own.prior_precision)
-        return precision * (own.tempering / self.data_size)
+        unit: float = own.tempering / self.data_size
+        return precision * unit
 
     @final
     def _shrinkages(

@@ -9,12 +9,17 @@ With N the data size times ρ, δ̃ = τδ/N, and samples w = μ + σ·ε of the
 
 E[ĥ] is the curvature of the expected loss (Price), and the last term of h keeps h + δ̃ positive. No per-example
 gradients are needed: a step is one ordinary backward pass a sample.
+
+ĥ is noisy, so h moves slowly, and where it starts decides. Without `initial_curvature` h is, for the first 300 updates
+of a parameter, the mean of M·ĝ² so far (M the examples of a batch; the mean square of a gradient that is all noise),
+half of it each weight's own and half the tensor's mean; only then does ĥ take over. α, τ and δ follow the tensor, and
+μ is an average of iterates, as in VOGN (see `relative`, `iterates`).
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -26,14 +31,40 @@ from credo.kernels import noise
 from credo.optim import arguments
 from credo.optim.base import BayesianOptimizer
 from credo.optim.beliefs import Belief
+from credo.optim.checkpoints import SCALE
 from credo.optim.diagnostics import Part, part_of
 from credo.optim.eyes import Onlooker
 from credo.optim.gathered_tables import GatheredProducts
 from credo.optim.gathering import Gathered
+from credo.optim.iterates import Moved, follow_, place_iterates, weight
 from credo.optim.offsets import OffsetKeeper
+from credo.optim.plan import averages
 from credo.optim.priors import take_prior
+from credo.optim.relative import (
+    TINY,
+    TensorNumbers,
+    averaging_of,
+    check_relative,
+    follow_gradient_,
+    growth,
+    is_relative,
+    ivon_options,
+    numbers,
+    share_noise,
+    start_scale,
+)
 from credo.optim.shards import WIDTHS, ElementShards, whole
 from credo.posterior import DiagonalPosterior, Posterior
+
+STARTING = 300  # updates of a parameter during which h follows the squared gradients
+INITIAL_CURVATURE = 0.5  # h₀ beside a learning rate that is given
+
+
+class Drawn(NamedTuple):
+    """What a block changes: parameters with noise, and those that are moved from their means to their iterates."""
+
+    noisy: list[Belief]
+    moved: Moved
 
 
 @final
@@ -47,8 +78,12 @@ class IVON(BayesianOptimizer):
     params: as for `VOGN`; a group may have its own lr, betas, prior_precision, tempering, clip_radius, deterministic.
     betas: weigh the *old* momentum and curvature, as Adam's do.
     prior_precision: δ. IVON's weight decay is δ̃ = τδ/N, so δ = weight_decay·N/τ.
+    lr, tempering, prior_precision: None, by a rule that follows each tensor (docs/defaults.md). With an `lr` the others
+        are IVON's own: h₀ = 0.5, τ = 1, δ = 1, and no average.
     initial_curvature: h₀, where the curvature starts; it moves slowly, so lr/(h₀ + δ̃) is the step for a long while.
-        Deterministic parameters (normalisation layers) keep it, and move like SGD with momentum at lr/h₀.
+        Deterministic parameters (normalisation layers) keep it, and move like SGD with momentum at lr/h₀. None: from
+        the first gradients, see above.
+    averaging: η, the mean is over about the last 1/(η + 1) of all steps; 0: no average.
     clip_radius: bounds every weight's step to lr·clip_radius.
     shared_noise, sharded: as for `VOGN`, among several processes.
     """
@@ -60,43 +95,49 @@ class IVON(BayesianOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 0.2,  # α
+        lr: float | Tensor | None = None,  # α
         *,
         data_size: float,  # N
         betas: tuple[float, float] = (0.9, 0.99999),  # b₁, b₂
-        prior_precision: float = 1.0,  # δ
+        prior_precision: float | None = None,  # δ
         prior: Posterior | None = None,
-        tempering: float = 1.0,  # τ
+        tempering: float | None = None,  # τ
+        averaging: float | None = None,  # η
         mc_samples: int = 1,  # K
         augmentation: float = 1.0,  # ρ
-        initial_curvature: float = 0.5,  # h₀
+        initial_curvature: float | None = None,  # h₀
         clip_radius: float | None = None,  # ξ
         reduction: str = "mean",
         seed: int = 0,
         shared_noise: bool = False,
         sharded: bool = False,
+        mc_groups: int | None = None,
     ):
         defaults = {
-            "lr": arguments.learning_rate(lr),  # α
+            **ivon_options(lr, betas, tempering, prior_precision, initial_curvature),
             "betas": betas,  # b₁, b₂
-            "prior_precision": prior_precision,  # δ
-            "tempering": tempering,  # τ
             "clip_radius": clip_radius,  # ξ
         }
+        if lr is not None and initial_curvature is None:
+            initial_curvature = INITIAL_CURVATURE
         settings = {
             "data_size": arguments.whole("data_size", data_size, 1),  # N
             "augmentation": arguments.number("augmentation", augmentation, 1, math.inf),  # ρ
             "mc_samples": arguments.whole("mc_samples", mc_samples, 1),  # K
-            "initial_curvature": arguments.number(
-                "initial_curvature", initial_curvature, 0, math.inf, open_low=True
-            ),
+            "initial_curvature": initial_curvature,
+            "averaging": averaging_of(averaging, lr),  # η
             "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
             "seed": arguments.seed(seed),
             "shared_noise": bool(shared_noise),
             "sharded": bool(sharded),
+            "mc_groups": arguments.groups_of_ranks(mc_groups),
         }
+        if initial_curvature is not None:
+            arguments.number("initial_curvature", initial_curvature, 0, math.inf, open_low=True)
         self._offsets = OffsetKeeper()
         super().__init__(params, defaults, settings)
+        share_noise(self.param_groups, self.defaults)
+        self.counters["likelihood"] = 0
         if prior is not None:
             take_prior(self, prior)
 
@@ -106,8 +147,7 @@ class IVON(BayesianOptimizer):
             raise InvalidType(f"betas must be a pair of numbers, got {group['betas']!r}.")
         for beta in group["betas"]:
             arguments.number("betas", beta, 0, 1, open_high=True)
-        arguments.number("prior_precision", group["prior_precision"], 0, math.inf)
-        arguments.number("tempering", group["tempering"], 0, 1, open_low=True)
+        check_relative(group)
         if group["clip_radius"] is not None:
             arguments.number("clip_radius", group["clip_radius"], 0, math.inf, open_low=True)
 
@@ -117,11 +157,16 @@ class IVON(BayesianOptimizer):
     def _sample(self, parameters: list[Tensor]) -> Iterator[Onlooker]:
         """The weights are a sample, in place; on the way back to the mean the products are taken."""
         eyes = Onlooker(self._subjects(parameters), self.settings["reduction"])
-        beliefs = self._uncertain()
-        uncertain = [b.parameter for b in beliefs]
+        drawn = self._uncertain()
+        uncertain = [b.parameter for b in drawn.noisy]
         products = self._gathered.table
-        with self._offsets.in_place(uncertain, lambda means: self._draw(beliefs, means), products), eyes:
-            yield eyes
+        with self._keeper:
+            place_iterates(self._keeper, drawn.moved)
+            with (
+                self._offsets.in_place(uncertain, lambda means: self._draw(drawn.noisy, means), products),
+                eyes,
+            ):
+                yield eyes
         self.counters["draws"] += 1
 
     def _run(self, closure: Callable[[], Tensor]) -> Tensor:
@@ -130,23 +175,22 @@ class IVON(BayesianOptimizer):
     def _nothing_gathered(self) -> GatheredProducts:
         return GatheredProducts()
 
-    def _uncertain(self) -> list[Belief]:
+    def _uncertain(self) -> Drawn:
         with self._shards.drawing(self):
-            return [b for b in self.beliefs() if not b.deterministic]
+            noisy = [b for b in self.beliefs() if not b.deterministic]
+            states = ((p, self.state[p]) for p in self._trainable())
+            return Drawn(noisy, [(p, own["offset"]) for p, own in states if "offset" in own])
 
     def _draw(self, beliefs: list[Belief], means: list[Tensor]) -> None:
-        """One call for each (τ, δ̃) there is."""
-        alike: dict[tuple[float, float | None], list[int]] = {}
-        for k, b in enumerate(beliefs):
-            alike.setdefault((b.scale, None if isinstance(b.shrinkage, Tensor) else b.shrinkage), []).append(
-                k
-            )
-        for (scale, shift), places in alike.items():
+        """One call for the δ̃ that are numbers, and one for those that are tensors."""
+        kinds = [isinstance(b.shrinkage, Tensor) for b in beliefs]
+        for kind in dict.fromkeys(kinds):
+            places = [k for k, other in enumerate(kinds) if other == kind]
             noise.sample_all_(
                 [beliefs[k].parameter.detach() for k in places],
                 [beliefs[k].curvature for k in places],  # type: ignore[misc]
-                scale,
-                [beliefs[k].shrinkage for k in places] if shift is None else shift,  # type: ignore[misc]
+                [beliefs[k].scale for k in places],
+                [beliefs[k].shrinkage for k in places],  # type: ignore[arg-type]
                 self.settings["seed"],
                 self._stream(),
                 places,
@@ -164,14 +208,17 @@ class IVON(BayesianOptimizer):
             return False
         per_example = 1 if self.settings["reduction"] == "mean" else gathered.examples / gathered.samples
         unit = 1 / (gathered.samples * per_example)
+        if self.counters["step"] == 0:
+            self.counters["likelihood"] = self._world.largest(int(gathered.likelihood))[0]
         for group in self.param_groups:
             alike: dict[int, list[Tensor]] = {}
             for p in group["params"]:
                 reached = p.requires_grad and p.grad is not None
                 if reached and (group["deterministic"] or id(p) in gathered.table):
-                    alike.setdefault(self._count(p), []).append(p)
+                    alike.setdefault(self._count(group, p), []).append(p)
             for step, ready in alike.items():
                 self._update_some(group, step, ready, gathered, unit / gradient_scale, unit / squares_scale)
+        self._count_examples(gathered)
         return True
 
     def _update_some(
@@ -184,46 +231,96 @@ class IVON(BayesianOptimizer):
         product_unit: float,
     ) -> None:
         """Parameters of one group that have had the same number of updates; without noise, h stays where it is."""
-        states = [self._moved_state(p) for p in parameters]
+        states = [self._moved_state(group, p) for p in parameters]
         gradients = [p.grad for p in parameters if p.grad is not None]
+        examples = gathered.examples / gathered.samples
+        starting = self._follow(group, step, states, parameters, gradients, gradient_unit, examples)
+        own = [self._numbers_of(group, p) for p in parameters]
         priors = [self._shrinkage(group, p) for p in parameters]
         numbers = kernel.Settings(
-            lr=float(group["lr"]),
+            lr=[one.lr for one in own],
             beta1=group["betas"][0],
-            beta2=1.0 if group["deterministic"] else group["betas"][1],
+            beta2=1.0 if group["deterministic"] or starting else group["betas"][1],
             correction=1 / (1 - group["betas"][0] ** step),
             radius=math.inf if group["clip_radius"] is None else group["clip_radius"],
             gradient_unit=gradient_unit,
-            product_unit=product_unit * self.data_size / group["tempering"],  # 1/σ² = (N/τ)(h + δ̃)
+            product_unit=[
+                product_unit * self.data_size / one.tempering for one in own
+            ],  # 1/σ² = (N/τ)(h + δ̃)
         )
+        means = [p.detach() for p in parameters]
+        offsets = [state["offset"] for state in states if "offset" in state]
+        iterates = list(torch._foreach_add(means, offsets)) if offsets else means
         kernel.ivon_all_(
-            [p.detach() for p in parameters],
+            iterates,
             [state["momentum"] for state in states],
             [state["curvature"] for state in states],
             gradients,
             [gathered.table.get(id(p), gradient) for p, gradient in zip(parameters, gradients, strict=True)],
-            priors if isinstance(priors[0], Tensor) else priors[0],  # type: ignore[arg-type]
+            priors,  # type: ignore[arg-type]
             [state["prior_mean"] for state in states] if "prior_mean" in states[0] else None,
             numbers,
         )
+        if offsets:
+            follow_(means, offsets, iterates, weight(self.settings["averaging"], self.counters["step"]))
 
-    def _count(self, p: Tensor) -> int:
+    def _follow(
+        self,
+        group: dict[str, Any],
+        step: int,
+        states: list[dict[str, Tensor]],
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        unit: float,
+        examples: float,
+    ) -> bool:
+        """Measures ĝ, where numbers depend on it; whether h is still at its start, which it then follows too."""
+        starting = self.settings["initial_curvature"] is None and step <= STARTING
+        if not is_relative(group) and not starting:
+            return False
+        means = self._mean_squares(parameters, gradients, unit)
+        for state, gradient, mean in zip(states, gradients, means, strict=True):
+            if starting:
+                new = (
+                    gradient.to(state["curvature"].dtype)
+                    .square()
+                    .mul_(examples * unit**2)
+                    .add_(examples * mean)
+                )
+                state["curvature"].lerp_(new, 1 / step)
+            follow_gradient_(state[SCALE], step, mean, examples if starting else None)
+        return starting
+
+    def _mean_squares(self, parameters: list[Tensor], gradients: list[Tensor], unit: float) -> list[float]:
+        """Of ĝ, tensor by tensor; of tensors that lie on several ranks in parts, of the whole."""
+        norms = torch.stack([norm.double().cpu() for norm in torch._foreach_norm(gradients)])
+        sizes = torch.tensor([p.numel() for p in parameters], dtype=torch.float64)
+        sums = torch.stack([norms.square(), sizes])
+        if self._shards.sharded:
+            self._world.add_(sums)
+        return [max(mean, TINY) for mean in (sums[0] * unit**2 / sums[1].clamp(min=1)).tolist()]
+
+    def _count(self, group: dict[str, Any], p: Tensor) -> int:
         """t, the number of this update of the parameter."""
-        state = self._moved_state(p)
+        state = self._moved_state(group, p)
         state["step"] += 1
         return int(state["step"])
 
     # State
 
-    def _moved_state(self, p: Tensor) -> dict[str, Tensor]:
+    def _moved_state(self, group: Mapping[str, Any], p: Tensor) -> dict[str, Tensor]:
         """m, h and t of a parameter, on its device and as wide as it is; there from the first call on."""
         state, wide = self.state[p], widen(p.detach())
         if "curvature" not in state:
+            start = self.settings["initial_curvature"]
             state["step"] = torch.zeros(())
             state["momentum"] = torch.zeros_like(wide)
-            state["curvature"] = torch.full_like(wide, self.settings["initial_curvature"])
+            state["curvature"] = torch.full_like(wide, 1.0 if start is None else start)
+            if self.settings["averaging"] and averages(group):
+                state["offset"] = torch.zeros_like(p.detach())
+            state[SCALE] = start_scale(p, 1.0 if start is None else start)
         for name, value in state.items():
-            if name != "step" and (value.device, value.dtype) != (wide.device, wide.dtype):
+            if name not in ("step", SCALE) and (value.device, value.dtype) != (wide.device, wide.dtype):
                 state[name] = value.to(wide)
         return state  # type: ignore[no-any-return]
 
@@ -231,9 +328,16 @@ class IVON(BayesianOptimizer):
         """δ̃ = τδ/N, a number or, under a posterior as prior, one a weight; none for normalisation layers."""
         if group["deterministic"]:
             return 0.0
-        precision: float | Tensor = self.state[p].get("prior_precision", group["prior_precision"])
-        unit: float = group["tempering"] / self.data_size
+        own = self._numbers_of(group, p)
+        precision: float | Tensor = self.state[p].get("prior_precision", own.prior_precision)
+        unit: float = own.tempering / self.data_size
         return precision * unit
+
+    def _numbers_of(self, group: dict[str, Any], p: Tensor) -> TensorNumbers:
+        """α, τ and δ of one parameter."""
+        scale = self._moved_state(group, p)[SCALE] if is_relative(group) else None
+        passes = self.counters["examples"] / self.settings["data_size"]
+        return numbers(group, scale, self.data_size, growth(passes, bool(self.counters["likelihood"])))
 
     def beliefs(self) -> Iterator[Belief]:
         """Every trainable parameter with what is known of it, in order."""
@@ -241,9 +345,9 @@ class IVON(BayesianOptimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.requires_grad:
-                    curvature, shrinkage = self._moved_state(p)["curvature"], self._shrinkage(group, p)
-                    numbers = 0.0, group["tempering"], total, group["deterministic"]
-                    yield Belief(names[id(p)], p, curvature, shrinkage, *numbers)
+                    curvature, own = self._moved_state(group, p)["curvature"], self._numbers_of(group, p)
+                    rest = 0.0, own.tempering, total, group["deterministic"]
+                    yield Belief(names[id(p)], p, curvature, self._shrinkage(group, p), *rest)
 
     def _parts(self, group: Mapping[str, Any]) -> list[Part]:
         members = set(map(id, group["params"]))
@@ -265,6 +369,7 @@ class IVON(BayesianOptimizer):
             "augmentation": self.settings["augmentation"],
             "tempering": first["tempering"],
             "prior_precision": first["prior_precision"],
+            "noise": first["noise"],
             "step": self.counters["step"],
         }
         return DiagonalPosterior(mean, variance, metadata)

@@ -20,16 +20,16 @@ class KFAC(KroneckerOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor | None = None,  # α; None: γ/10
+        lr: float | Tensor | None = None,  # α
         *,
         data_size: float,  # N
         momentum: float = 0.9,  # β₁
         ema_rate: float = 0.1,  # β₂
-        prior_precision: float = 1.0,  # δ
+        prior_precision: float | None = None,  # δ
         prior: Posterior | None = None,
-        damping: float | None = None,  # γ; None: max(0.03, 300/N)
+        damping: float | None = None,  # γ
         damping_form: str = "eigen",
-        tempering: float = 1.0,  # τ
+        tempering: float | None = None,  # τ
         augmentation: float = 1.0,  # ρ
         factor_interval: int = 10,  # T_f
         inverse_interval: int = 100,  # T_i
@@ -38,6 +38,7 @@ class KFAC(KroneckerOptimizer):
         reduction: str = "mean",
         seed: int = 0,
         sharded: bool = False,
+        mc_groups: int | None = None,
     ):
         super().__init__(
             params,
@@ -60,6 +61,7 @@ class KFAC(KroneckerOptimizer):
             seed=seed,
             shared_noise=False,
             sharded=sharded,
+            mc_groups=mc_groups,
         )
 
     def _draw(self, draw: int) -> None:

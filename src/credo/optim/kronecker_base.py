@@ -23,15 +23,27 @@ from credo.curvature.factors import SHARINGS
 from credo.curvature.kronecker import LayerSums, layer_name
 from credo.errors import InvalidValue, UnsupportedOperation
 from credo.optim import arguments
-from credo.optim.defaults import KRONECKER_STEP, rate_and_damping
+from credo.optim.checkpoints import SCALE
 from credo.optim.factor_blocks import is_due
 from credo.optim.gathered_factors import GatheredFactors
 from credo.optim.gathering import Gathered
 from credo.optim.inverses import FORMS, Inverses
 from credo.optim.inversion import invert_own, invert_together
-from credo.optim.kronecker_layers import KroneckerLayer, learn_factors, learn_squares, momentum_of
+from credo.optim.kronecker_layers import SIDES, KroneckerLayer, learn_factors, learn_squares, momentum_of
 from credo.optim.kronecker_state import KroneckerState
 from credo.optim.priors import take_prior
+from credo.optim.relative import (
+    KRONECKER_DAMPING,
+    Given,
+    check_relative,
+    follow_growth_,
+    is_relative,
+    measure_curvature,
+    own_options,
+    share_noise,
+    start_scale,
+    take_absolute,
+)
 from credo.optim.shards import whole
 from credo.posterior import KroneckerPosterior, Layer, Posterior, Root
 
@@ -56,11 +68,11 @@ class KroneckerOptimizer(KroneckerState):
         data_size: float,
         momentum: float,
         ema_rate: float,
-        prior_precision: float,
+        prior_precision: float | None,
         prior: Posterior | None,
         damping: float | None,
         damping_form: str,
-        tempering: float,
+        tempering: float | None,
         mc_samples: int,
         augmentation: float,
         factor_interval: int,
@@ -71,17 +83,15 @@ class KroneckerOptimizer(KroneckerState):
         seed: int,
         shared_noise: bool,
         sharded: bool,
+        mc_groups: int | None,
     ):
         size = arguments.whole("data_size", data_size, 1)
         rho = arguments.number("augmentation", augmentation, 1, math.inf)
-        lr, damping = rate_and_damping(lr, damping, size * rho, KRONECKER_STEP)
+        given = Given(lr, damping, tempering, prior_precision, False, KRONECKER_DAMPING)
         defaults = {
-            "lr": arguments.learning_rate(lr),  # α
+            **given.options(),  # α, γ, τ, δ, and which of them are relative to the tensor
             "momentum": momentum,  # β₁
             "ema_rate": ema_rate,  # β₂
-            "prior_precision": prior_precision,  # δ
-            "damping": damping,  # γ
-            "tempering": tempering,  # τ
         }
         settings = {
             "data_size": size,  # N
@@ -96,23 +106,35 @@ class KroneckerOptimizer(KroneckerState):
             "seed": arguments.seed(seed),
             "shared_noise": bool(shared_noise),
             "sharded": bool(sharded),
+            "mc_groups": arguments.groups_of_ranks(mc_groups),
             "owners": {},  # weight → rank, by name: who has a layer, if they are spread over the ranks
             "layers": {},  # weight → bias or None, by name: the layers that the backward passes have shown
             "idle": [],  # names that the loss did not reach when the factors were last refreshed
         }
         self._inverses = Inverses()
         super().__init__(params, defaults, settings)
+        share_noise(self.param_groups, self.defaults)
+        self.counters["likelihood"] = 0
         if prior is not None:
             take_prior(self, prior)
+
+    @final
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """torch's; an lr, damping or tempering that a group brings is absolute, not relative to its tensors."""
+        super().add_param_group(own_options(param_group))
+
+    @final
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        take_absolute(self.param_groups)
 
     @final
     def _check_group(self, group: Mapping[str, Any]) -> None:
         arguments.learning_rate(group["lr"])
         arguments.number("momentum", group["momentum"], 0, 1, open_high=True)
         arguments.number("ema_rate", group["ema_rate"], 0, 1, open_low=True)
-        arguments.number("prior_precision", group["prior_precision"], 0, math.inf)
         arguments.number("damping", group["damping"], 0, math.inf)
-        arguments.number("tempering", group["tempering"], 0, 1, open_low=True)
+        check_relative(group)
         if (group["deterministic"] or group["prior_precision"] == 0) and group["damping"] == 0:
             raise InvalidValue(
                 "zero precision: damping=0 with prior_precision=0 (normalisation layers have no prior) leaves nothing "
@@ -131,11 +153,17 @@ class KroneckerOptimizer(KroneckerState):
             return False
         mean_loss = self.settings["reduction"] == "mean"
         per_example = 1 if mean_loss else gathered.examples / gathered.samples
+        unit = 1 / (gathered.samples * per_example * gradient_scale)
+        if self.counters["step"] == 0:
+            self.counters["likelihood"] = self._world.largest(int(gathered.likelihood))[0]
         if gathered.fresh:
             own_labels = self.settings["fisher"] == "true"  # their loss is not the one that was scaled
             self._learn(gathered, (1.0 if own_labels else 1 / squares_scale**2) / gathered.samples)
+            self._measure()
+        self._follow(unit)
         self._invert(gathered.fresh)
-        self._move(1 / (gathered.samples * per_example * gradient_scale))
+        self._move(unit)
+        self._count_examples(gathered)
         return True
 
     def _learn(self, gathered: GatheredFactors, unit: float) -> None:
@@ -158,6 +186,39 @@ class KroneckerOptimizer(KroneckerState):
             learn_squares(self._moved_state(p), square, group["ema_rate"], unit)
         self.settings["idle"] = self._unknown()
         self._shards.cut_state(self)
+
+    def _measure(self) -> None:
+        """The mean curvature of each layer and of each other tensor."""
+        for layer in self.own_layers():
+            diagonals = [layer.state[f"{side}_factor"].diagonal(dim1=-2, dim2=-1) for side in SIDES]
+            curvature = math.prod(float(diagonal.double().mean()) for diagonal in diagonals)
+            measure_curvature(self._scale_of(layer.weight), curvature)
+        for belief in self.beliefs():
+            if belief.curvature is not None:
+                measure_curvature(self._scale_of(belief.parameter), float(belief.curvature.double().mean()))
+
+    def _follow(self, unit: float) -> None:
+        """The size of the gradients, where steps are relative to it. A layer goes by its weight, its bias with it."""
+        if not any(map(is_relative, self.param_groups)):
+            return
+        layers = [layer for layer in self.own_layers() if layer.bias is not None]
+        biases = {id(layer.bias) for layer in layers}
+        found = [(p, p.grad) for p in self._trainable() if id(p) not in biases and p.numel()]
+        reached = [(p, gradient) for p, gradient in found if gradient is not None]
+        for p, norm in zip(
+            reached, torch._foreach_norm([g for _, g in reached]) if reached else (), strict=True
+        ):
+            follow_growth_(self._scale_of(p[0]), (float(norm) * unit) ** 2 / p[0].numel())
+        for layer in layers:
+            assert layer.bias is not None
+            self.state[layer.bias][SCALE] = self._scale_of(layer.weight).clone()
+
+    def _scale_of(self, p: Tensor) -> Tensor:
+        """v, h̄ and a of a parameter; there from the first call on."""
+        state: dict[str, Tensor] = self.state[p]
+        if SCALE not in state:
+            state[SCALE] = start_scale(p)
+        return state[SCALE]
 
     def _invert(self, fresh: bool) -> None:
         due = is_due(self.counters["step"], self.settings["inverse_interval"])
@@ -197,7 +258,7 @@ class KroneckerOptimizer(KroneckerState):
                 continue
             m = self._add_gradient(p, groups[id(p)], unit)
             precision = belief.curvature + (belief.shrinkage + belief.damping)
-            p.sub_((m / precision).mul_(float(groups[id(p)]["lr"])))
+            p.sub_((m / precision).mul_(self._numbers_of(groups[id(p)], p).lr))
         for layer in self.own_layers():
             self._move_layer(layer, groups, unit)
 
@@ -212,7 +273,7 @@ class KroneckerOptimizer(KroneckerState):
         steps = layer.unpacked(self._inverses.times(layer.weight, root, m))
         for p, step in zip(layer.members, steps, strict=True):
             if p.grad is not None:
-                p.sub_(step.to(p.dtype), alpha=float(groups[id(p)]["lr"]))
+                p.sub_(step.to(p.dtype), alpha=self._numbers_of(groups[id(p)], p).lr)
 
     def _add_gradient(self, p: Tensor, group: dict[str, Any], unit: float) -> Tensor:
         state = self._moved_state(p)
@@ -250,6 +311,7 @@ class KroneckerOptimizer(KroneckerState):
             "tempering": first["tempering"],
             "prior_precision": first["prior_precision"],
             "damping": first["damping"],
+            "noise": first["noise"],
             "damping_form": self.settings["damping_form"],
             "step": self.counters["step"],
         }
@@ -258,9 +320,7 @@ class KroneckerOptimizer(KroneckerState):
     def _covariance_root(self, layer: KroneckerLayer, damped: bool) -> Root:
         form = self.settings["damping_form"]
         root = layer.root(form) if damped else layer.pure_root(form)
-        return Root(
-            root.rows, root.columns, root.scale * math.sqrt(layer.group["tempering"] / self.data_size)
-        )
+        return Root(root.rows, root.columns, root.scale * math.sqrt(layer.tempering / self.data_size))
 
     @final
     @whole()

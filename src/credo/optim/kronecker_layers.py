@@ -27,6 +27,8 @@ class KroneckerLayer:
     state: State
     place: int  # of the weight among all parameters: the key of its noise
     shrinkage: float | Tensor  # δ̃, under a posterior as prior its mean over the layer
+    damping: float  # γ
+    tempering: float  # τ
 
     @property
     def members(self) -> list[Tensor]:
@@ -55,7 +57,7 @@ class KroneckerLayer:
         """One of the two factors, which may be another process's work than the other one."""
         inputs, outputs = self.state["input_factor"], self.state["output_factor"]
         if form == "pi":
-            shifts = pi_shifts(inputs, outputs, self.shrinkage + self.group["damping"])
+            shifts = pi_shifts(inputs, outputs, self.shrinkage + self.damping)
             factor, shift = (outputs, shifts[0]) if side == "output" else (inputs, shifts[1])
             self.state[f"{side}_root"] = inverse_root(factor, shift)
         else:
@@ -78,7 +80,7 @@ class KroneckerLayer:
         rows, columns = self.state["output_root"], self.state["input_root"]
         if form == "pi":
             return Root(rows, columns, rows.new_ones(()))
-        damping = self.shrinkage + self.group["damping"]
+        damping = self.shrinkage + self.damping
         values = self.state["output_eigenvalues"], self.state["input_eigenvalues"]
         return Root(rows, columns, eigen_scale(*values, damping))
 
@@ -95,7 +97,7 @@ class KroneckerLayer:
         """Of A ⊗ G and of its damped form, one for each weight, from the factors as they are now."""
         inputs, outputs = self.state["input_factor"], self.state["output_factor"]
         a, g = (torch.linalg.eigvalsh(t.double()).clamp_min(0).unsqueeze(-2) for t in (inputs, outputs))
-        damping = self.shrinkage + self.group["damping"]
+        damping = self.shrinkage + self.damping
         if form == "eigen":
             return g.mT * a, g.mT * a + damping
         rows, columns = (t.double()[..., None, None] for t in pi_shifts(inputs, outputs, damping))

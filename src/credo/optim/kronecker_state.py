@@ -6,9 +6,11 @@ from typing import Any, final
 from torch import Tensor
 
 from credo.optim.beliefs import Belief
+from credo.optim.checkpoints import SCALE
 from credo.optim.diagnostics import Part, part_of
 from credo.optim.factor_blocks import FactorOptimizer
 from credo.optim.kronecker_layers import KroneckerLayer, forget, forget_bias
+from credo.optim.relative import TensorNumbers, growth, is_relative, numbers, start_scale
 
 
 class KroneckerState(FactorOptimizer):
@@ -23,7 +25,9 @@ class KroneckerState(FactorOptimizer):
             bias = None if bias_name is None else entries[bias_name][1]
             state = self._moved_state(weight)
             shrinkage = self._mean_shrinkage([entries[n][1:] for n in (name, bias_name) if n is not None])
-            found.append(KroneckerLayer(weight, bias, (name, bias_name), group, state, place, shrinkage))
+            own = self._numbers_of(group, weight)
+            numbers = shrinkage, own.damping, own.tempering
+            found.append(KroneckerLayer(weight, bias, (name, bias_name), group, state, place, *numbers))
         return sorted(found, key=lambda layer: layer.place)
 
     @final
@@ -38,8 +42,9 @@ class KroneckerState(FactorOptimizer):
         for name, (_, p, group) in self._entries().items():
             if p.requires_grad and name not in inside:
                 curvature, shrinkage = self._moved_state(p).get("curvature"), self._shrinkage(group, p)
-                numbers = group["damping"], group["tempering"], self.data_size, group["deterministic"]
-                yield Belief(name, p, curvature, shrinkage, *numbers)
+                own = self._numbers_of(group, p)
+                rest = own.damping, own.tempering, self.data_size, group["deterministic"]
+                yield Belief(name, p, curvature, shrinkage, *rest)
 
     def _entries(self) -> dict[str, tuple[int, Tensor, dict[str, Any]]]:
         """Name → place among all parameters, parameter, group."""
@@ -68,7 +73,7 @@ class KroneckerState(FactorOptimizer):
         """The state of a parameter, on the parameter's device."""
         state: dict[str, Tensor] = self.state[p]
         for key, value in state.items():
-            if value.device != p.device:
+            if value.device != p.device and key != SCALE:
                 state[key] = value.to(p.device)
         return state
 
@@ -76,9 +81,20 @@ class KroneckerState(FactorOptimizer):
         """δ̃ = τδ/N, a number or, under a posterior as prior, one a weight; none for normalisation layers."""
         if group["deterministic"]:
             return 0.0
-        precision: float | Tensor = self.state[p].get("prior_precision", group["prior_precision"])
-        unit: float = group["tempering"] / self.data_size
+        own = self._numbers_of(group, p)
+        precision: float | Tensor = self.state[p].get("prior_precision", own.prior_precision)
+        unit: float = own.tempering / self.data_size
         return precision * unit
+
+    @final
+    def _numbers_of(self, group: Mapping[str, Any], p: Tensor) -> TensorNumbers:
+        """α, γ, τ and δ of one parameter, which may not have seen data yet."""
+        scale = None
+        if is_relative(group):
+            scale = self.state[p].get(SCALE)
+            scale = start_scale(p) if scale is None else scale
+        passes = self.counters["examples"] / self.settings["data_size"]
+        return numbers(group, scale, self.data_size, growth(passes, bool(self.counters["likelihood"])))
 
     def _mean_shrinkage(self, members: list[tuple[Tensor, dict[str, Any]]]) -> float | Tensor:
         """δ̃ as the damping of a layer, which is one number: the mean over its weights."""
@@ -113,8 +129,8 @@ def _part_of_layer(layer: KroneckerLayer, form: str, data_size: float) -> Part:
     """Shares by the eigenvalues of A ⊗ G; what "pi" adds beside δ̃ + γ is shared out as these are."""
     inverse = layer.root(form).variance()  # the diagonal of H⁻¹
     mean = layer.packed(*(p.detach() for p in layer.members))
-    sigma = (layer.group["tempering"] / data_size * inverse).sqrt()
+    sigma = (layer.tempering / data_size * inverse).sqrt()
     curvature, total = layer.eigenvalues(form)
     rest = (total - curvature) / total
-    of_prior = layer.shrinkage / (layer.shrinkage + layer.group["damping"])
+    of_prior = layer.shrinkage / (layer.shrinkage + layer.damping)
     return Part(mean, sigma, inverse, curvature / total, rest * of_prior, rest * (1 - of_prior))

@@ -50,16 +50,16 @@ class NoisyKFAC(KroneckerOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor | None = None,  # α; None: γ/10
+        lr: float | Tensor | None = None,  # α
         *,
         data_size: float,  # N
         momentum: float = 0.9,  # β₁
         ema_rate: float = 0.1,  # β₂
-        prior_precision: float = 1.0,  # δ
+        prior_precision: float | None = None,  # δ
         prior: Posterior | None = None,
-        damping: float | None = None,  # γ; None: max(0.03, 300/N)
+        damping: float | None = None,  # γ
         damping_form: str = "eigen",
-        tempering: float = 1.0,  # τ
+        tempering: float | None = None,  # τ
         mc_samples: int = 1,  # K
         augmentation: float = 1.0,  # ρ
         factor_interval: int = 10,  # T_f
@@ -70,6 +70,7 @@ class NoisyKFAC(KroneckerOptimizer):
         seed: int = 0,
         shared_noise: bool = False,
         sharded: bool = False,
+        mc_groups: int | None = None,
     ):
         super().__init__(
             params,
@@ -92,6 +93,7 @@ class NoisyKFAC(KroneckerOptimizer):
             seed=seed,
             shared_noise=shared_noise,
             sharded=sharded,
+            mc_groups=mc_groups,
         )
 
     def _draw(self, draw: int) -> None:
@@ -137,7 +139,7 @@ class NoisyKFAC(KroneckerOptimizer):
         root = layer.root(self.settings["damping_form"])
         standard = torch.empty(layer.shape, dtype=root.rows.dtype, device=root.rows.device)
         noise.normal_(standard, self.settings["seed"], draw, layer.place)
-        width = math.sqrt(layer.group["tempering"] / self.data_size)
+        width = math.sqrt(layer.tempering / self.data_size)
         for p, part in zip(layer.members, layer.unpacked(root.noise(standard)), strict=True):
             p.add_(part.to(p.dtype), alpha=width)
 

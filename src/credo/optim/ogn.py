@@ -9,8 +9,8 @@ from typing import Any, final
 from torch import Tensor
 
 from credo.curvature.stacks import Stacks
-from credo.optim.beliefs import Belief
-from credo.optim.gauss_newton import GaussNewton
+from credo.optim.gauss_newton import GaussNewton, Uncertain
+from credo.optim.iterates import iterate_stacks, place_iterates
 from credo.posterior import Posterior
 
 
@@ -37,6 +37,7 @@ class OGN(GaussNewton):
         reduction: str = "mean",
         seed: int = 0,
         sharded: bool = False,
+        mc_groups: int | None = None,
     ):
         super().__init__(
             params,
@@ -59,15 +60,15 @@ class OGN(GaussNewton):
             seed=seed,
             shared_noise=False,
             sharded=sharded,
+            mc_groups=mc_groups,
         )
 
     def _draw(self, draw: int) -> None:
         """The iterate is the sample."""
-        if self.settings["averaging"]:
-            self._place_iterates(self._trainable())
+        place_iterates(self._keeper, self._uncertain().moved)
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
-        return Stacks(self._iterate_stacks(samples), samples)
+        return Stacks(iterate_stacks(self._uncertain().moved, samples), samples)
 
-    def _uncertain(self) -> list[Belief]:
+    def _noisy(self) -> list[Uncertain]:
         return []

@@ -61,7 +61,20 @@ class Plan:
         for (p, own), (held_p, held) in zip(state.items(), self._state):  # noqa: B905  (asked at every step)
             if p is not held_p or own is not held:
                 return False
-        for p, own, dtype, shape, stride, address, s, address_of_s, m, address_of_m, z, address_of_z in self._seen:
+        for (
+            p,
+            own,
+            dtype,
+            shape,
+            stride,
+            address,
+            s,
+            address_of_s,
+            m,
+            address_of_m,
+            z,
+            address_of_z,
+        ) in self._seen:
             if (
                 p.data_ptr() != address
                 or own.get("curvature") is not s
@@ -119,6 +132,11 @@ def _look(p: Tensor, own: dict[str, Tensor]) -> tuple[Any, ...]:
     return (*known, addresses[0], s, addresses[1], m, addresses[2], z, addresses[3])
 
 
+def averages(group: Mapping[str, Any]) -> bool:
+    """Whether means of this group can be averages: with less than single precision, offsets would be rounded away."""
+    return all(p.dtype in (torch.float32, torch.float64) for p in group["params"])
+
+
 def refuse_other_sizes(group: Mapping[str, Any], p: Tensor, known: Mapping[str, Tensor]) -> None:
     """Kernels go by the parameter's size, and would write beyond what is smaller."""
     for name, tensor in known.items():
@@ -169,10 +187,8 @@ class Ready(NamedTuple):
     def begin(self, unit: float, averages: bool) -> None:
         """State for a parameter at its first gradient: m₀ = 0, s₀ the first squares, unless it is given.
 
-        If the mean is an average, the iterate starts at it, z − μ = 0. In groups with less than single precision it is
-        not: small differences would be rounded away.
+        If the mean is an average, the iterate starts at it, z − μ = 0.
         """
-        averages = averages and all(p.dtype in (torch.float32, torch.float64) for p in self.group["params"])
         for p, squares in zip(self.parameters, self.squares, strict=True):
             refuse_other_sizes(self.group, p, {"squares": squares})
         for p, own, squares in zip(self.parameters, self.states, self.squares, strict=True):

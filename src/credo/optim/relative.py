@@ -1,10 +1,10 @@
 """Step, damping, noise and prior of each tensor, relative to the tensor itself: what the methods take when not told.
 
 A tensor of weights has a mean square v at the start, a mean curvature h̄ (of s, followed through training) and, at the
-first minibatch, an alignment a = rms(ĝ)/√h̄: 1 if all examples pull alike, 1/√M if each pulls for itself. With N the data
-size times ρ, L the number of weight matrices with noise, and P the number of passes over the data so far:
+first minibatch, an alignment a = rms(ĝ)/√h̄: 1 if all examples pull alike, 1/√M if each pulls for itself. With N the
+data size times ρ, L the number of weight matrices with noise, and P the number of passes over the data so far:
 
-    γ = c·h̄                     c = 1: half of the precision is the tensor's mean, half is each weight's own
+    γ = c·h̄                     c = 0.3: a small part of the precision is the tensor's mean, the rest each weight's own
     α = r·√v·(h̄ + γ)/(a·√h̄)     r = 0.006: a plain step moves a tensor by about r of its size
     τ = κ²·v·N·(h̄ + γ)          the noise is κ of the weights, whatever N and the curvature are
     κ = 0.3/√L·(1 + P/6)        relative noise adds up over layers, so that of each falls with √L
@@ -27,11 +27,15 @@ from credo.kernels.lists import Numbers
 from credo.optim import arguments
 
 STEP = 0.006  # r
-DAMPING = 1.0  # c
+DAMPING = 0.3  # c
+KRONECKER_DAMPING = (
+    1.0  # c: few directions of A ⊗ G hold nearly all of its mean, and it is known every tenth step only
+)
 NOISE = 0.3  # κ√L at the start
 PASSES = 6.0  # after which κ has doubled
 LARGEST_GROWTH = 7.0
 AVERAGING = 8.0  # η: the mean is over the last ninth of all steps or so
+FOLLOWED = 0.1  # weight of the newest gradient in its mean square, where that is followed
 SMALLEST_SQUARE = 1e-4  # v of what starts at zero, such as biases
 
 
@@ -52,6 +56,7 @@ class Given(NamedTuple):
     tempering: float | None
     prior_precision: float | None
     initial_precision: bool  # whether it was given
+    usual_damping: float = DAMPING  # c
 
     def options(self) -> dict[str, Any]:
         """For the parameter groups. A damping or a start of the precision bounds the noise by itself: τ is then 1."""
@@ -59,7 +64,7 @@ class Given(NamedTuple):
         precision = self.prior_precision
         return {
             "lr": arguments.learning_rate(STEP if self.lr is None else self.lr),
-            "damping": DAMPING if self.damping is None else self.damping,
+            "damping": self.usual_damping if self.damping is None else self.damping,
             "tempering": 1.0 if self.tempering is None else self.tempering,
             "prior_precision": precision if free or precision is not None else 1.0,
             "relative_lr": self.lr is None,
@@ -67,41 +72,74 @@ class Given(NamedTuple):
             "noise": NOISE if free else None,
         }
 
-    def averaging(self, eta: float | None) -> float:
-        """η. Without a word on it the mean is an average unless the learning rate was given."""
-        if eta is None:
-            return AVERAGING if self.lr is None else 0.0
-        return arguments.number("averaging", eta, 0, math.inf)
+
+def averaging_of(eta: float | None, lr: float | Tensor | None) -> float:
+    """η. Without a word on it the mean is an average unless the learning rate was given."""
+    if eta is None:
+        return AVERAGING if lr is None else 0.0
+    return arguments.number("averaging", eta, 0, math.inf)
+
+
+def ivon_options(
+    lr: float | Tensor | None,
+    betas: tuple[float, float],
+    tempering: float | None,
+    prior_precision: float | None,
+    initial_curvature: float | None,
+) -> dict[str, Any]:
+    """For IVON's groups: its momentum is a mean of gradients, not their sum, so that steps are longer by 1/(1 − b₁).
+
+    A learning rate or a start of the curvature belongs to a scale of its own: τ is then 1.
+    """
+    free = lr is None and tempering is None and initial_curvature is None
+    first = betas[0] if isinstance(betas, tuple | list) and len(betas) == 2 else 0.0  # checked later
+    step = STEP / (1 - first) if isinstance(first, float) and first < 1 else STEP
+    return {
+        "lr": arguments.learning_rate(step if lr is None else lr),
+        "tempering": 1.0 if tempering is None else tempering,
+        "prior_precision": prior_precision if free or prior_precision is not None else 1.0,
+        "relative_lr": lr is None,
+        "noise": NOISE if free else None,
+    }
+
+
+def check_relative(group: Mapping[str, Any]) -> None:
+    """Refuses values out of range, by name."""
+    if group["prior_precision"] is not None:
+        arguments.number("prior_precision", group["prior_precision"], 0, math.inf)
+    arguments.number("tempering", group["tempering"], 0, 1, open_low=True)
+    if group["noise"] is not None:
+        arguments.number("noise", group["noise"], 0, math.inf, open_low=True)
 
 
 def own_options(group: dict[str, Any]) -> dict[str, Any]:
     """The options of a group that was given some: what it was told is absolute."""
-    told = {f"relative_{name}": False for name in ("lr", "damping") if name in group}
+    told: dict[str, Any] = {f"relative_{name}": False for name in ("lr", "damping") if name in group}
     if "damping" in group or "tempering" in group:
         told["noise"] = None
     return {**told, **group}
 
 
-def share_noise(groups: Sequence[dict[str, Any]]) -> None:
-    """κ of each group: the default is divided by √L, L the number of weight matrices with noise in all groups."""
+def share_noise(groups: Sequence[dict[str, Any]], defaults: dict[str, Any]) -> None:
+    """κ of each group, and of groups that join later: divided by √L, L the number of weight matrices with noise."""
     matrices = [
         p for g in groups if not g["deterministic"] for p in g["params"] if p.dim() > 1 and p.requires_grad
     ]
-    for group in groups:
-        if group["noise"] == NOISE:
-            group["noise"] = NOISE / math.sqrt(max(len(matrices), 1))
+    for options in [*groups, defaults]:
+        if options["noise"] == NOISE:
+            options["noise"] = NOISE / math.sqrt(max(len(matrices), 1))
 
 
 def numbers(
     group: Mapping[str, Any], scale: "Scale | None", data_size: float, growth: float
 ) -> TensorNumbers:
     """Those of a tensor in a group: each as given, or by the rule above."""
-    lr, damping, tempering = float(group["lr"]), float(group["damping"]), float(group["tempering"])
+    lr, damping, tempering = float(group["lr"]), float(group.get("damping", 0.0)), float(group["tempering"])
     precision = group["prior_precision"]
     if scale is None:  # of a group without relative numbers
         return TensorNumbers(lr, damping, tempering, precision)
     square, curvature, alignment = scale.tolist()
-    if group["relative_damping"]:
+    if group.get("relative_damping"):
         damping *= curvature
     if group["relative_lr"]:
         lr *= math.sqrt(square / curvature) * (curvature + damping) / alignment if alignment else 0.0
@@ -115,7 +153,7 @@ def is_relative(group: Mapping[str, Any]) -> bool:
     """Whether a number of this group depends on the tensor."""
     return (
         group["relative_lr"]
-        or group["relative_damping"]
+        or group.get("relative_damping", False)
         or group["noise"] is not None
         or group["prior_precision"] is None
     )
@@ -140,10 +178,41 @@ def scale_of(sums: Tensor, weights: int) -> Scale:
     return torch.tensor([max(square, SMALLEST_SQUARE), mean, alignment], dtype=torch.float64)
 
 
-def start_scale(weight: Tensor) -> Scale:
-    """Of a tensor that has not seen data: any curvature, because the noise is relative to the weights."""
-    square = float(weight.detach().double().square().mean())
-    return torch.tensor([max(square, SMALLEST_SQUARE), 1.0, 0.0], dtype=torch.float64)
+def start_scale(weight: Tensor, curvature: float = 1.0) -> Scale:
+    """Of a tensor that has not seen data: any curvature will do, because the noise is relative to the weights."""
+    square = float(weight.detach().double().square().mean()) if weight.numel() else 0.0
+    return torch.tensor([max(square, SMALLEST_SQUARE), curvature, 0.0], dtype=torch.float64)
+
+
+def measure_curvature(scale: Scale, curvature: float) -> None:
+    """h̄ is new, and a·√h̄ as before."""
+    mean = max(curvature, TINY)
+    scale[2] *= math.sqrt(float(scale[1]) / mean)
+    scale[1] = mean
+
+
+def follow_growth_(scale: Scale, mean_square: float) -> None:
+    """a·√h̄ follows rms(ĝ): at once where it grows, slowly where it falls. For curvatures that are refreshed rarely."""
+    known = float(scale[2]) ** 2 * float(scale[1])
+    following = max(mean_square, known + FOLLOWED * (mean_square - known), TINY)
+    scale[2] = math.sqrt(following / float(scale[1]))
+
+
+def take_absolute(groups: Sequence[dict[str, Any]]) -> None:
+    """Groups that were saved when all numbers were absolute."""
+    for group in groups:
+        for name, value in {"relative_lr": False, "relative_damping": False, "noise": None}.items():
+            group.setdefault(name, value)
+
+
+def follow_gradient_(scale: Scale, step: int, mean_square: float, examples: float | None) -> None:
+    """Without per-example gradients: a·√h̄ follows rms(ĝ), and h̄, if `examples` are given, twice the mean of M·ĝ²."""
+    _, curvature, alignment = scale.tolist()
+    known = alignment**2 * curvature
+    following = mean_square if step == 1 else known + FOLLOWED * (mean_square - known)
+    if examples is not None:
+        scale[1] = curvature = curvature + (2 * examples * mean_square - curvature) / step
+    scale[2] = math.sqrt(following / curvature)
 
 
 def growth(passes: float, likelihood: bool) -> float:

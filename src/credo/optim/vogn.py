@@ -4,7 +4,7 @@ The update is the one in `gauss_newton`; ĝ and ĥ are taken at samples w = μ +
 σ² = τ / (N(s + δ̃ + γ)).
 """
 
-from typing import Any, NamedTuple, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -13,18 +13,10 @@ from credo.curvature.stacks import Stacks
 from credo.kernels import noise
 from credo.kernels.lists import Numbers, each, is_number
 from credo.kernels.stacked_noise import sample_stacks_
-from credo.optim.gauss_newton import GaussNewton
-from credo.optim.plan import Plan
+from credo.optim.gauss_newton import GaussNewton, Uncertain
+from credo.optim.iterates import iterate_stacks, place_iterates
 from credo.optim.relative import divided
 from credo.posterior import Posterior
-
-
-class Uncertain(NamedTuple):
-    """The parameters of one group that have a width, and which among all of them they are."""
-
-    plan: Plan
-    widths: tuple[list[Tensor], Numbers, Numbers | list[Tensor]]  # s, τ/N and δ̃ + γ, of which σ² is made
-    places: range
 
 
 @final
@@ -80,6 +72,7 @@ class VOGN(GaussNewton):
         seed: int = 0,
         shared_noise: bool = False,
         sharded: bool = False,
+        mc_groups: int | None = None,
     ):
         super().__init__(
             params,
@@ -102,12 +95,17 @@ class VOGN(GaussNewton):
             seed=seed,
             shared_noise=shared_noise,
             sharded=sharded,
+            mc_groups=mc_groups,
         )
 
     def _draw(self, draw: int) -> None:
-        seed, keeper, found = self.settings["seed"], self._keeper, self._uncertain()
-        for plan, (curvatures, scale, shift), places in found:
-            parameters, sampler, offsets = plan.uncertain, plan.sampler(places, keeper), plan.uncertain_offsets
+        seed, keeper, drawn = self.settings["seed"], self._keeper, self._uncertain()
+        for plan, (curvatures, scale, shift), places in drawn.noisy:
+            parameters, sampler, offsets = (
+                plan.uncertain,
+                plan.sampler(places, keeper),
+                plan.uncertain_offsets,
+            )
             if away := keeper.kept(parameters):  # since the sample before this one
                 means = away.places
                 noise.sample_all_(
@@ -121,27 +119,21 @@ class VOGN(GaussNewton):
                 noise.sample_all_(
                     parameters, curvatures, scale, shift, seed, draw, places, kept=new, offsets=offsets
                 )
-        if self.settings["averaging"] and len(found) < len(self.param_groups):
-            drawn = {id(p) for part in found for p in part.plan.uncertain}
-            self._place_iterates([p for p in self._trainable() if id(p) not in drawn])
+        place_iterates(keeper, drawn.moved)
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
-        stacks: dict[int, Tensor] = self._iterate_stacks(samples)
-        for part in self._uncertain():
-            means = [self.iterate(p) for p in part.plan.uncertain]
+        drawn = self._uncertain()
+        stacks = iterate_stacks(drawn.moved, samples)
+        for part in drawn.noisy:
+            means, offsets = [p.detach() for p in part.plan.uncertain], part.plan.uncertain_offsets
+            if offsets is not None:
+                means = list(torch._foreach_add(means, list(offsets)))
             own = [mean.new_empty((samples, *mean.shape)) for mean in means]
             sample_stacks_(own, means, *part.widths, self.settings["seed"], draw, part.places)
             stacks |= {id(p): stack for p, stack in zip(part.plan.uncertain, own, strict=True)}
         return Stacks(stacks, samples)
 
-    def _uncertain(self) -> list[Uncertain]:
-        """Group by group, the parameters that have a curvature, and so a width."""
-        if self._shards.sharded:
-            with self._shards.drawing(self):
-                return self._uncertain_here()
-        return self._uncertain_here()
-
-    def _uncertain_here(self) -> list[Uncertain]:
+    def _noisy(self) -> list[Uncertain]:
         found, first = [], 0
         for group in self.param_groups:
             plan = self._plan(group)
@@ -158,8 +150,9 @@ class VOGN(GaussNewton):
 def _shift(shrinkages: Numbers | list[Tensor], damping: Numbers) -> Numbers | list[Tensor]:
     """δ̃ + γ: numbers, or under a posterior as prior a tensor for each uncertain parameter."""
     if not is_number(shrinkages):
-        return list(torch._foreach_add(shrinkages, list(each(damping, len(shrinkages)))))
+        tensors = cast("list[Tensor]", shrinkages)
+        return list(torch._foreach_add(tensors, list(each(damping, len(tensors)))))
     if isinstance(shrinkages, float) and isinstance(damping, float):
         return shrinkages + damping
-    count = len(damping) if not isinstance(damping, float) else len(shrinkages)
+    count = len(shrinkages) if isinstance(damping, float) else len(damping)  # type: ignore[arg-type]
     return [a + b for a, b in zip(each(shrinkages, count), each(damping, count), strict=True)]

@@ -8,6 +8,8 @@ struct Settings {
     T lr, beta1, keep1, keep2, correction, radius, gradient_unit, product_unit, prior;
 };
 
+constexpr int64_t numbers_each = 8;  // of a tensor
+
 template <typename T>
 Settings<T> settings_of(const double* v) {
     return {T(v[0]), T(v[1]), T(1 - v[1]), T(1 - v[2]), T(v[3]), T(v[4]), T(v[5]), T(v[6]), T(v[7])};
@@ -45,11 +47,11 @@ void ivon(const Operands<T> at, const Settings<T> set, int64_t begin, int64_t en
 }
 
 // `tensors`: rows of `count` pointers (means, momenta, curvatures, gradients, products, priors, prior means). The last
-// two rows may be null throughout: the prior is then a number, and its mean zero.
+// two rows may be null throughout: the prior is then a number, and its mean zero. `numbers`: `numbers_each` for each tensor.
 template <typename T>
 int64_t ivon_list(T* const* tensors, const int64_t* sizes, int64_t count, const double* numbers, int64_t threads) {
-    const auto settings = settings_of<T>(numbers);
     divide({count, sizes, nullptr}, threads, [&](int64_t k, int64_t begin, int64_t end) {
+        const auto settings = settings_of<T>(numbers + numbers_each * k);
         const auto row = [&](int r) { return tensors[r * count + k]; };
         const Operands<T> at = {row(0), row(1), row(2), row(3), row(4), row(5), row(6)};
         const auto run = at.prior ? (at.prior_mean ? ivon<true, true, T> : ivon<true, false, T>)
