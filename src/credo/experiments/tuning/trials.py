@@ -1,0 +1,79 @@
+"""One trial: the training of `credo run` on the training part, judged by the NLL of the validation part."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import torch
+
+from credo.errors import NonFiniteError
+from credo.experiments.learners import Learner
+from credo.experiments.methods import method_of
+from credo.experiments.networks import build_model
+from credo.experiments.recipe import Training
+from credo.experiments.schedules import learning_rate, tempering
+from credo.experiments.tasks import task_of
+from credo.experiments.train import private_randomness, settings_with_augmentation
+from credo.experiments.tuning.sources import Source
+
+REPORTS: Final = 20  # of a trial at most: an epoch may be as short as a write to the disk
+Scores: TypeAlias = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What all trials of a study have in common; `training` holds the defaults."""
+
+    training: Training
+    source: Source
+    seed: int
+    device: torch.device
+
+    def reported(self) -> list[int]:
+        """Epochs after which the validation data are predicted: the last always."""
+        epochs = self.training.epochs
+        every = math.ceil(epochs / REPORTS)
+        return sorted({*range(every, epochs + 1, every), epochs})
+
+    def learner(self, training: Training) -> tuple[torch.nn.Module, Learner]:
+        """Fresh, as the seed has it; to be called with torch's global generator forked."""
+        source, seed = self.source, self.seed
+        model = build_model(training, source.shape, source.outputs).to(self.device)
+        task = task_of(training.task, float(training.settings.get("noise_variance", 1.0)))
+        settings = settings_with_augmentation(training, source)
+        method = method_of(training.method)
+        return model, method.build(model, task, data_size=source.data_size, seed=seed, settings=settings)
+
+
+def run_trial(problem: Problem, training: Training, report: Callable[[int, Scores], None]) -> Scores:
+    """The last validation scores. NonFiniteError if it diverges; `report(epoch, scores)` may raise to end it."""
+    source, seed, device = problem.source, problem.seed, problem.device
+    task = task_of(training.task, float(training.settings.get("noise_variance", 1.0)))
+    scores: Scores = {}
+    with private_randomness(seed, device):
+        batches = source.begin(seed, device)
+        model, learner = problem.learner(training)
+        rate = learning_rate(training, learner.optimizer, source.steps())
+        temper = tempering(training, learner.optimizer, source.steps())
+        step, reported = 0, set(problem.reported())
+        for epoch in range(1, training.epochs + 1):
+            model.train()
+            for inputs, targets in batches:
+                rate.set(learner.optimizer, step)
+                learner.train_batch(inputs, targets)
+                if temper is not None:
+                    temper.step()
+                step += 1
+            if epoch in reported:
+                found = source.predict(task, model, learner.posterior(), training.samples, seed, device)
+                if not all(bool(value.isfinite().all()) for value in found.values()):
+                    raise NonFiniteError(
+                        f"the prediction for the validation data is not finite after epoch {epoch}."
+                    )
+                scores = task.scores(found, found["targets"])
+                if math.isfinite(scores["nll"]):
+                    report(epoch, scores)
+    if not math.isfinite(scores["nll"]):
+        raise NonFiniteError(f"the validation NLL is {scores['nll']}: some true class has probability 0.")
+    return scores
