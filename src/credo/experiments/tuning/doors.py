@@ -23,7 +23,7 @@ from credo.experiments.tuning.files import write_files
 from credo.experiments.tuning.outcome import CLASSES, Tuned, outcome
 from credo.experiments.tuning.sources import Own, Source, source_of_own, source_of_row
 from credo.experiments.tuning.spaces import SPACES, Search, space_of
-from credo.experiments.tuning.study import Budget, counted, optuna_module, search
+from credo.experiments.tuning.study import Budget, counted, optuna_module, quiet, search
 from credo.experiments.tuning.trials import Problem
 
 TRIALS: Final = 20
@@ -150,8 +150,9 @@ def _tuned(
         "seed": seed,
     }
     study = search(problem, space, folder, budget, identity, display_for(progress))
-    tuned = outcome(training, counted(study), folder, study)
-    write_files(tuned, title, row)
+    with quiet():
+        tuned = outcome(training, counted(study), folder)
+        write_files(tuned, title, row)
     return tuned
 
 

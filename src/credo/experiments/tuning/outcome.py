@@ -69,7 +69,7 @@ class Tuned:
     base: Training  # the defaults
     trials: tuple[TrialRecord, ...]
     folder: Path
-    study: Any  # optuna's, for plots of one's own
+    study: Any  # optuna's, with these trials, for plots of one's own
 
     @property
     def best(self) -> TrialRecord:
@@ -88,6 +88,19 @@ class Tuned:
     def training(self) -> Training:
         """That of the best trial."""
         return replace(self.base, settings=self.best.settings, model_options=self.best.model_options)
+
+    @property
+    def verdict(self) -> str:
+        """The best beside the defaults, and how much of the difference the choice of validation examples may make."""
+        best, first = self.best, self.defaults
+        error = best.scores.get("nll_error", math.nan)
+        words = (
+            f"The best of {len(self.trials)} trials is number {best.number}: validation NLL {best.nll:.4f}"
+        )
+        words += f" (standard error {error:.4f})" if math.isfinite(error) else ""
+        return words + (
+            f", the defaults {first.nll:.4f}." if math.isfinite(first.nll) else ", the defaults failed."
+        )
 
     @property
     def constructor(self) -> str:
@@ -114,6 +127,7 @@ class Tuned:
         failed = [t for t in self.trials if t.state == "failed"]
         ends = f"{len(self.complete)} complete, {dropped} dropped early, {len(failed)} failed"
         return [
+            self.verdict,
             f"{len(self.trials)} trials: {ends}",
             *[f"trial {t.number} failed: {t.reason}" for t in failed[:3]],
         ]
@@ -174,7 +188,7 @@ def constructor(training: Training) -> str:
     return "\n".join(lines)
 
 
-def outcome(base: Training, finished: "Sequence[FrozenTrial]", folder: Path, study: Any) -> Tuned:
+def outcome(base: Training, finished: "Sequence[FrozenTrial]", folder: Path) -> Tuned:
     """An error if no trial is complete: then there is nothing to choose from."""
     trials = tuple(record(k, trial) for k, trial in enumerate(finished))
     if not any(t.state == "complete" for t in trials):
@@ -183,4 +197,13 @@ def outcome(base: Training, finished: "Sequence[FrozenTrial]", folder: Path, stu
             f"none of {len(trials)} trials is complete; trial 0, the defaults, failed: {first} They are kept in "
             f"{folder}. Look at the data and the model, or set a lower lr, and choose another folder."
         )
-    return Tuned(base, trials, folder, study)
+    return Tuned(base, trials, folder, in_memory(finished))
+
+
+def in_memory(finished: "Sequence[FrozenTrial]") -> Any:
+    """A study of these trials alone, numbered as here: the stored one also has those that were interrupted."""
+    import optuna
+
+    study = optuna.create_study(direction="minimize")
+    study.add_trials(finished)
+    return study

@@ -16,27 +16,21 @@ PLOTS: Final = (
     ("plot_slice", "NLL over each number"),
     ("plot_parallel_coordinate", "All numbers of each trial"),
 )
+WARNING: Final = "A NLL that is the least of many is a little too good: judge the found numbers on test data."
 OWN_SHEET: Final = (
-    "pre { overflow-x: auto; padding: 0.8em; background: #8881; } table { margin-bottom: 1.5em; }"
+    "pre { white-space: pre-wrap; padding: 0.8em; background: #8881; } table { margin-bottom: 1.5em; } "
+    "td:nth-child(4), td:nth-child(5), th:nth-child(4), th:nth-child(5) { text-align: left; }"
 )
 
 
 def page(tuned: Tuned, title: str) -> str:
     heading = f"Tuning {title}: {tuned.base.method}"
-    best, first = tuned.best, tuned.defaults
-    verdict = (
-        f"The best of {len(tuned.trials)} trials is number {best.number}, with a validation NLL of {best.nll:.4f}; the "
-        f"defaults have {first.nll:.4f}."
-        if math.isfinite(first.nll)
-        else f"The best of {len(tuned.trials)} trials is number {best.number}, with a validation NLL of {best.nll:.4f}."
-    )
     plots = "".join(plot_sections(tuned))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(heading)}</title>\n<style>{SHEET}{OWN_SHEET}</style>\n{script()}\n</head>\n<body>\n<main>\n"
-        f"<h1>{escape(heading)}</h1>\n<p>{verdict} A NLL that is the least of many is a little too good: judge the "
-        "found numbers on test data.</p>\n"
+        f"<h1>{escape(heading)}</h1>\n<p>{escape(tuned.verdict)} {WARNING}</p>\n"
         f"<pre><code>{escape(tuned.constructor)}</code></pre>\n{grid(tuned)}\n{plots}</main>\n</body>\n</html>\n"
     )
 
@@ -68,9 +62,15 @@ def plot_sections(tuned: Tuned) -> Iterator[str]:
     for name, caption in PLOTS:
         figure = drawn(getattr(visualization, name), tuned.study)
         if figure is not None:
-            figure.update_layout(title=None)
+            figure.update_layout(title=None, margin={"t": 30})
+            figure.for_each_yaxis(named)
             body = to_html(figure, include_plotlyjs=False, full_html=False, div_id=name.removeprefix("plot_"))
             yield f"<h2>{escape(caption)}</h2>\n{body}\n"
+
+
+def named(axis: Any) -> None:
+    if axis.title.text in ("Objective Value", "Intermediate Value"):
+        axis.title.text = "validation NLL"
 
 
 def drawn(plot: Callable[[Any], Any], study: Any) -> Any:

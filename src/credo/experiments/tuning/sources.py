@@ -229,8 +229,8 @@ def _of_loaders(data: Any, validation: Any, data_size: int | None) -> LoaderSour
     for name, loader in loaders:
         if not isinstance(loader, Iterable) or isinstance(loader, Iterator) or not hasattr(loader, "__len__"):
             raise InvalidType(
-                f"{name} must be (inputs, targets), credo.data.Examples, or a loader with a length that can be iterated "
-                f"over anew, got {type(loader).__name__}."
+                f"{name} must be (inputs, targets), credo.data.Examples, or a loader that has a length and can be "
+                f"iterated over anew, got {type(loader).__name__}."
             )
         if len(loader) == 0:  # type: ignore[arg-type]
             raise InvalidValue(f"{name} is a loader without batches; at least one is needed.")

@@ -15,7 +15,7 @@ from credo.experiments.recipe import Training
 from credo.experiments.schedules import learning_rate, tempering
 from credo.experiments.tasks import task_of
 from credo.experiments.train import private_randomness, settings_with_augmentation
-from credo.experiments.tuning.sources import Source
+from credo.experiments.tuning.sources import Prediction, Source
 
 REPORTS: Final = 20  # of a trial at most: an epoch may be as short as a write to the disk
 Scores: TypeAlias = Mapping[str, float]
@@ -71,9 +71,21 @@ def run_trial(problem: Problem, training: Training, report: Callable[[int, Score
                     raise NonFiniteError(
                         f"the prediction for the validation data is not finite after epoch {epoch}."
                     )
-                scores = task.scores(found, found["targets"])
+                scores = {**task.scores(found, found["targets"]), "nll_error": standard_error(found)}
                 if math.isfinite(scores["nll"]):
                     report(epoch, scores)
     if not math.isfinite(scores["nll"]):
         raise NonFiniteError(f"the validation NLL is {scores['nll']}: some true class has probability 0.")
     return scores
+
+
+def standard_error(prediction: Prediction) -> float:
+    """Of the mean NLL over these examples; NaN for a single one."""
+    targets = prediction["targets"]
+    if "probs" in prediction:
+        losses = -prediction["probs"].double().gather(1, targets[:, None])[:, 0].log()
+    else:
+        mean, variance = prediction["mean"].double().flatten(1), prediction["variance"].double().flatten(1)
+        squares = (mean - targets.reshape(mean.shape).double()).square()
+        losses = 0.5 * (squares / variance + variance.log()).sum(1)
+    return float(losses.std() / math.sqrt(len(losses))) if len(losses) > 1 else math.nan
