@@ -141,10 +141,11 @@ def _tuned(
     with private_randomness(
         seed, problem.device
     ):  # what can be refused is refused before the folder is touched
-        _, learner = problem.learner(training)
+        model, learner = problem.learner(training)
         space = space_of(training, learner.optimizer, asked)
     identity = {
         **described(training),
+        "model": str(model),
         "data": source.described(),
         "search": space.described(),
         "seed": seed,

@@ -9,12 +9,12 @@ from typing import Any, Final
 from credo.experiments.report.sheet import SHEET
 from credo.experiments.tuning.outcome import Tuned, cells
 
-PLOTS: Final = (
-    ("plot_optimization_history", "NLL of the trials, in their order"),
-    ("plot_intermediate_values", "NLL in the course of each trial"),
-    ("plot_param_importances", "How much each number matters"),
-    ("plot_slice", "NLL over each number"),
-    ("plot_parallel_coordinate", "All numbers of each trial"),
+PLOTS: Final = (  # optuna's name, our heading, and how many complete trials make it worth looking at
+    ("plot_optimization_history", "NLL of the trials, in their order", 1),
+    ("plot_intermediate_values", "NLL in the course of each trial", 1),
+    ("plot_param_importances", "How much each number matters", 4),
+    ("plot_slice", "NLL over each number", 2),
+    ("plot_parallel_coordinate", "All numbers of each trial", 2),
 )
 WARNING: Final = "A NLL that is the least of many is a little too good: judge the found numbers on test data."
 OWN_SHEET: Final = (
@@ -59,8 +59,9 @@ def plot_sections(tuned: Tuned) -> Iterator[str]:
     from optuna import visualization
     from plotly.io import to_html  # type: ignore[import-untyped,unused-ignore]
 
-    for name, caption in PLOTS:
-        figure = drawn(getattr(visualization, name), tuned.study)
+    for name, caption, fewest in PLOTS:
+        enough = len(tuned.complete) >= fewest
+        figure = drawn(getattr(visualization, name), tuned.study) if enough else None
         if figure is not None:
             figure.update_layout(title=None, margin={"t": 30})
             figure.for_each_yaxis(named)
@@ -74,7 +75,7 @@ def named(axis: Any) -> None:
 
 
 def drawn(plot: Callable[[Any], Any], study: Any) -> Any:
-    """None where there are too few trials, or trials too much alike, for this plot."""
+    """None where the trials are too much alike for this plot."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

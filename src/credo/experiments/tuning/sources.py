@@ -223,7 +223,7 @@ def _of_loaders(data: Any, validation: Any, data_size: int | None) -> LoaderSour
         raise InvalidValue(
             "a loader cannot be cut by validation_fraction: give a second loader as validation=."
         )
-    if isinstance(validation, tuple | list | Examples):
+    if examples_of("validation", validation) is not None:
         raise InvalidType("data is a loader, so validation must be a loader too, not tensors.")
     loaders: tuple[tuple[str, Any], ...] = (("data", data), ("validation", validation))
     for name, loader in loaders:

@@ -1,0 +1,60 @@
+"""The page of a search: one file that needs nothing else, with every trial and optuna's plots."""
+
+import re
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from credo.experiments.tuning.page import PLOTS, page
+from tests.experiments.tuned import quick
+
+pytest.importorskip("optuna")
+
+
+class Reader(HTMLParser):
+    """Tags with their attributes, and the text of the table's cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] == "td":
+            self.cells[-1] += data.strip()
+
+
+def test_the_page_stands_alone_and_shows_everything(tmp_path: Path) -> None:
+    found = quick(tmp_path, trials=6)
+    text = (found.folder / "tuning.html").read_text()
+    reader = Reader(text)
+    addresses = [
+        a for _, attributes in reader.tags for name, a in attributes.items() if name in ("src", "href")
+    ]
+    assert addresses == []
+    assert "@import" not in text.split("<script>")[0]
+    assert unescape(text).count(found.constructor) == 1
+    numbers = [cell for k, cell in enumerate(reader.cells) if k % 7 == 0]
+    assert sorted(numbers) == [str(k) for k in range(6)]
+    assert f"{found.best.nll:.4f}" in reader.cells[1]
+    drawn = [attributes.get("id") for tag, attributes in reader.tags if tag == "div"]
+    assert {name.removeprefix("plot_") for name, *_ in PLOTS} <= set(drawn)
+    assert len(re.findall(r"Plotly\.newPlot\(", text.split("<h1>")[1])) == len(PLOTS)
+
+
+def test_the_page_of_a_single_trial_leaves_out_what_cannot_be_drawn(tmp_path: Path) -> None:
+    found = quick(tmp_path, trials=1)
+    text = page(found, "<b>title</b>")
+    assert "<b>" not in text.split("<h1>")[1]
+    assert "optimization_history" in text.split("<h1>")[1]
+    assert "param_importances" not in text.split("<h1>")[1]
