@@ -1,6 +1,7 @@
 """The page of a search: one file that needs nothing else, with every trial and optuna's plots."""
 
 import re
+import sys
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from credo.errors import InvalidValue
+from credo.experiments.tuning import files
 from credo.experiments.tuning.page import PLOTS, page
 from tests.experiments.tuned import quick
 
@@ -58,3 +61,26 @@ def test_the_page_of_a_single_trial_leaves_out_what_cannot_be_drawn(tmp_path: Pa
     assert "<b>" not in text.split("<h1>")[1]
     assert "optimization_history" in text.split("<h1>")[1]
     assert "param_importances" not in text.split("<h1>")[1]
+
+
+def test_a_search_without_optuna_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(InvalidValue, match=r"tuning needs optuna, .*pip install 'credo\[tune\]'"):
+        quick(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["bars", "lines"])
+def test_progress_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    monkeypatch.setattr(files, "page", lambda *_: "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    if kind == "lines":
+        monkeypatch.setitem(sys.modules, "rich", None)
+    found = quick(tmp_path, trials=2, progress=True)
+    told = capsys.readouterr().err
+    assert f"best NLL {found.best.nll:.4f}, defaults {found.defaults.nll:.4f}" in told
+    assert ("2/2 trials" in told) == (kind == "bars")
+    assert ("trial 1: " in told) == (kind == "lines")

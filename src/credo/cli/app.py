@@ -27,6 +27,7 @@ Start with:
     credo list                                    what there is to run
     credo run table1-lenet5 --only vogn --out runs
     credo report runs
+    credo tune digits --row vogn                  search its numbers on validation data
 
 Exit codes: 0 done, 1 failed, 2 wrong command line, 3 missing or damaged data, 4 the folder is in use, 130 and 143
 interrupted (the same command resumes). --debug shows the traceback of an error, --version the version."""

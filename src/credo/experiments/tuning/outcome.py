@@ -182,6 +182,8 @@ def constructor(training: Training) -> str:
     if factors:
         lines.append("for group in optimizer.param_groups:")
         lines += [f'    group["{name}"] *= {value!r}' for name, value in factors.items()]
+    if not own and settings.get("weight_decay"):
+        lines.append("# normalisation layers had no weight decay")
     if training.model_options:
         options_text = ", ".join(f"{name}={value!r}" for name, value in training.model_options.items())
         lines.append(f"# the model was built with {options_text}")
