@@ -4,6 +4,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +59,20 @@ def test_killed_again_and_again_it_ends_with_the_same_trials(tmp_path: Path) -> 
     assert "RUNNING" not in states
     assert states.count("FAIL") >= 1  # the interrupted ones are on record, and do not count
     assert len(after.trials) == len(after.study.trials) == 10
+
+
+def test_trials_that_fall_behind_are_dropped(tmp_path: Path) -> None:
+    """By the median rule, written out: the best so far is worse than the median of the complete trials there."""
+    trials = quick(tmp_path, method="adam", settings={"lr": 1e-2}, trials=9, epochs=8).study.trials
+    dropped = [t for t in trials if t.state.name == "PRUNED"]
+    assert dropped
+    for trial in trials:
+        before = [t for t in trials[: trial.number] if t.state.name == "COMPLETE"]
+        for epoch in trial.intermediate_values:
+            best = min(value for at, value in trial.intermediate_values.items() if at <= epoch)
+            behind = len(before) >= 4 and epoch >= 2
+            behind = behind and best > median(t.intermediate_values[epoch] for t in before)
+            assert behind == (trial in dropped and epoch == trial.last_step)
 
 
 def test_more_trials_go_on_where_it_was(tmp_path: Path) -> None:
