@@ -151,6 +151,15 @@ def test_the_validation_nll_is_that_of_a_plain_loop(tmp_path: Path) -> None:
     assert found.defaults.scores["nll_error"] == pytest.approx((losses.std() / 60**0.5).item(), rel=1e-5)
 
 
+def test_a_score_is_the_mean_over_the_seeds(tmp_path: Path) -> None:
+    both = quick(tmp_path / "both", seed=4, seeds=2, trials=2)
+    each = [quick(tmp_path / str(seed), seed=seed, trials=1).defaults for seed in (4, 5)]
+    assert each[0].nll != each[1].nll
+    assert both.defaults.nll == pytest.approx((each[0].nll + each[1].nll) / 2, rel=1e-12)
+    assert both.defaults.scores["ece"] == pytest.approx(sum(t.scores["ece"] for t in each) / 2, rel=1e-12)
+    assert both.study.trials[0].intermediate_values[3] == each[0].nll
+
+
 def test_regression_is_judged_by_its_nll(tmp_path: Path) -> None:
     x = torch.linspace(-1, 1, 80)[:, None]
     found = quick(
@@ -266,6 +275,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"settings": {"lrr": 0.1}}, InvalidValue, "'lrr'. Did you mean 'lr'"),
     ({"search": []}, InvalidValue, "search space of 'vogn' is empty"),
     ({"seed": -1}, InvalidValue, "seed"),
+    ({"seeds": 0}, InvalidValue, "seeds must"),
 ]
 
 

@@ -128,6 +128,7 @@ def tune(
     defaults: bool = False,
     size: Literal["cpu", "paper"] = "cpu",
     seed: int = 0,
+    seeds: int = 1,
     out: Folder = Path("tuned"),
     data: MaybeFolder = None,
     device: Annotated[str, arg(metavar="DEVICE")] = "cpu",
@@ -151,6 +152,7 @@ def tune(
         defaults: start from the method's defaults instead of the row's settings.
         size: the paper's own size, or one that two CPU cores finish in minutes.
         seed: of the trials (all have the same) and of what is proposed.
+        seeds: train each trial with so many seeds, and score it by the mean.
         out: where the study goes.
         data: where the data sets lie; otherwise $CREDO_DATA, then ~/.cache/credo.
         device: cpu, or cuda.
@@ -158,7 +160,7 @@ def tune(
     from credo.cli.tuning import tune as work
 
     return work(
-        recipe, row, trials, minutes, validation, search, set, defaults, size, seed, out, data, device
+        recipe, row, trials, minutes, validation, search, set, defaults, size, seed, seeds, out, data, device
     )
 
 

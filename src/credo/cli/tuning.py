@@ -24,6 +24,7 @@ def tune(
     defaults: bool,
     size: str,
     seed: int,
+    seeds: int,
     out: Path,
     data: Path | None,
     device: str,
@@ -44,6 +45,7 @@ def tune(
         out=out,
         data_root=data,
         seed=seed,
+        seeds=seeds,
         device=device_of_rank(device),
     )
     print(found.table())

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from credo.errors import InvalidType
-from credo.experiments.checks import check_seed, check_training
+from credo.experiments.checks import check_training
 from credo.experiments.methods import METHODS, method_of
 from credo.experiments.names import plain_name
 from credo.experiments.recipe import Recipe, Setting, Training
@@ -21,7 +21,7 @@ from credo.experiments.train import private_randomness
 from credo.experiments.tuning.display import display_for
 from credo.experiments.tuning.files import write_files
 from credo.experiments.tuning.outcome import CLASSES, Tuned, outcome
-from credo.experiments.tuning.sources import Own, Source, source_of_own, source_of_row
+from credo.experiments.tuning.sources import Own, source_of_own, source_of_row
 from credo.experiments.tuning.spaces import SPACES, Search, space_of
 from credo.experiments.tuning.study import Budget, counted, optuna_module, quiet, search
 from credo.experiments.tuning.trials import Problem
@@ -49,6 +49,7 @@ def tune(
     data_size: int | None = None,
     out: str | PathLike[str] = "tuned",
     seed: int = 0,
+    seeds: int = 1,
     device: str = "cpu",
     progress: bool = True,
 ) -> Tuned:
@@ -67,6 +68,8 @@ def tune(
     settings: keyword arguments of the optimiser. What is searched starts from them, and the rest stays.
     search: which numbers (`credo.experiments.tuning.SPACES` has a row for each method); a mapping gives ranges.
     milestones: epochs after which the learning rate falls to a tenth.
+    seed, seeds: every trial is trained with `seeds` seeds, `seed` the first, and its score is the mean. With few data
+        one seed decides more than the numbers do. Whether a trial is dropped early, the first decides.
     out: the study goes to a folder of the method's name in here. The same call again goes on where it was.
     """
     training = Training(
@@ -84,10 +87,8 @@ def tune(
     check_training(training)
     budget = budget_of(trials, minutes)
     source = source_of_own(data, validation, validation_fraction, data_size, training)
-    folder = Path(out) / training.method
-    return _tuned(
-        training, source, search, folder, budget, seed, device, progress, title="own model", row=None
-    )
+    problem = Problem(training, source, seed, torch.device(device), seeds)
+    return _tuned(problem, search, Path(out) / training.method, budget, progress, "own model", None)
 
 
 def tune_row(
@@ -104,6 +105,7 @@ def tune_row(
     out: str | PathLike[str] = "tuned",
     data_root: str | PathLike[str] | None = None,
     seed: int = 0,
+    seeds: int = 1,
     device: str = "cpu",
     progress: bool = True,
 ) -> Tuned:
@@ -120,35 +122,32 @@ def tune_row(
     budget = budget_of(trials, minutes)
     source = source_of_row(training, None if data_root is None else Path(data_root), validation_fraction)
     folder = Path(out) / plain_name("recipe name", recipe.name) / size / row
-    return _tuned(training, source, search, folder, budget, seed, device, progress, recipe.name, row)
+    problem = Problem(training, source, seed, torch.device(device), seeds)
+    return _tuned(problem, search, folder, budget, progress, recipe.name, row)
 
 
 def _tuned(
-    training: Training,
-    source: Source,
+    problem: Problem,
     asked: Search | None,
     folder: Path,
     budget: Budget,
-    seed: int,
-    device: str,
     progress: bool,
     title: str,
     row: str | None,
 ) -> Tuned:
+    """What can be refused is refused before the folder is touched."""
     optuna_module()
-    check_seed(seed)
-    problem = Problem(training, source, seed, torch.device(device))
-    with private_randomness(
-        seed, problem.device
-    ):  # what can be refused is refused before the folder is touched
-        model, learner = problem.learner(training)
+    training = problem.training
+    with private_randomness(problem.seed, problem.device):
+        model, learner = problem.learner(training, problem.seed)
         space = space_of(training, learner.optimizer, asked)
     identity = {
         **described(training),
         "model": str(model),
-        "data": source.described(),
+        "data": problem.source.described(),
         "search": space.described(),
-        "seed": seed,
+        "seed": problem.seed,
+        "seeds": problem.seeds,
     }
     study = search(problem, space, folder, budget, identity, display_for(progress))
     with quiet():

@@ -8,20 +8,19 @@ looks at the trials before it: a study that was killed proposes what an undistur
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from credo.errors import CredoError, IntegrityError, InvalidValue, NonFiniteError
 from credo.experiments.lock import locked
-from credo.experiments.recipe import Training
 from credo.experiments.tuning.display import Display
 from credo.experiments.tuning.spaces import Space
-from credo.experiments.tuning.trials import Problem, Scores, run_trial
+from credo.experiments.tuning.trials import Problem, Report, Scores, run_trial
 from credo.optim.arguments import number, whole
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ FILE: Final = "study.db"
 STARTUP: Final = 8  # trials before the sampler learns from them; the first is the defaults
 UNPRUNED: Final = 4  # complete trials before others are compared with their median
 DIVERGED: Final = (NonFiniteError, torch.linalg.LinAlgError, OverflowError)  # type: ignore[attr-defined]
-Run: TypeAlias = Callable[[Problem, Training, Callable[[int, Scores], None]], Scores]
 
 
 def optuna_module() -> Any:
@@ -109,7 +107,7 @@ def one_trial(study: "Study", problem: Problem, space: Space, display: Display) 
         trial.set_user_attr("settings", dict(training.settings))
         trial.set_user_attr("model_options", dict(training.model_options))
         display.trial_began(index, problem.training.epochs)
-        scores = run_trial(problem, training, reporter(study, trial, display))
+        scores = run_trial(problem, training, reporter(trial, display))
         trial.set_user_attr("scores", dict(scores))
         study.tell(trial, scores["nll"])
     except optuna_module().TrialPruned:
@@ -129,7 +127,7 @@ def own_failure(error: BaseException, index: int) -> bool:
     return refused or isinstance(error, DIVERGED)
 
 
-def reporter(study: "Study", trial: "Trial", display: Display) -> Callable[[int, Scores], None]:
+def reporter(trial: "Trial", display: Display) -> Report:
     def report(epoch: int, scores: Scores) -> None:
         trial.report(scores["nll"], epoch)
         display.reported(epoch, scores["nll"])

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import mean
 from typing import Final, TypeAlias
 
 import torch
 
 from credo.errors import NonFiniteError
+from credo.experiments.checks import check_seed, whole_number
 from credo.experiments.learners import Learner
 from credo.experiments.methods import method_of
 from credo.experiments.networks import build_model
@@ -19,6 +21,7 @@ from credo.experiments.tuning.sources import Prediction, Source
 
 REPORTS: Final = 20  # of a trial at most: an epoch may be as short as a write to the disk
 Scores: TypeAlias = Mapping[str, float]
+Report: TypeAlias = Callable[[int, Scores], None]
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,11 @@ class Problem:
     source: Source
     seed: int
     device: torch.device
+    seeds: int = 1  # how many a trial is trained with: `seed` and those after it
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        whole_number("seeds", self.seeds, 1)
 
     def reported(self) -> list[int]:
         """Epochs after which the validation data are predicted: the last always."""
@@ -36,9 +44,9 @@ class Problem:
         every = math.ceil(epochs / REPORTS)
         return sorted({*range(every, epochs + 1, every), epochs})
 
-    def learner(self, training: Training) -> tuple[torch.nn.Module, Learner]:
+    def learner(self, training: Training, seed: int) -> tuple[torch.nn.Module, Learner]:
         """Fresh, as the seed has it; to be called with torch's global generator forked."""
-        source, seed = self.source, self.seed
+        source = self.source
         model = build_model(training, source.shape, source.outputs).to(self.device)
         task = task_of(training.task, float(training.settings.get("noise_variance", 1.0)))
         settings = settings_with_augmentation(training, source)
@@ -46,14 +54,24 @@ class Problem:
         return model, method.build(model, task, data_size=source.data_size, seed=seed, settings=settings)
 
 
-def run_trial(problem: Problem, training: Training, report: Callable[[int, Scores], None]) -> Scores:
-    """The last validation scores. NonFiniteError if it diverges; `report(epoch, scores)` may raise to end it."""
-    source, seed, device = problem.source, problem.seed, problem.device
+def run_trial(problem: Problem, training: Training, report: Report) -> Scores:
+    """The means of the last validation scores over the seeds. NonFiniteError if one diverges.
+
+    `report(epoch, scores)` may raise to end the trial; it is called for the first seed.
+    """
+    first = train_once(problem, training, problem.seed, report)
+    later = range(problem.seed + 1, problem.seed + problem.seeds)
+    found = [first, *[train_once(problem, training, seed, lambda *_: None) for seed in later]]
+    return {name: mean(scores[name] for scores in found) for name in first}
+
+
+def train_once(problem: Problem, training: Training, seed: int, report: Report) -> Scores:
+    source, device = problem.source, problem.device
     task = task_of(training.task, float(training.settings.get("noise_variance", 1.0)))
     scores: Scores = {}
     with private_randomness(seed, device):
         batches = source.begin(seed, device)
-        model, learner = problem.learner(training)
+        model, learner = problem.learner(training, seed)
         rate = learning_rate(training, learner.optimizer, source.steps())
         temper = tempering(training, learner.optimizer, source.steps())
         step, reported = 0, set(problem.reported())
@@ -85,7 +103,7 @@ def standard_error(prediction: Prediction) -> float:
     if "probs" in prediction:
         losses = -prediction["probs"].double().gather(1, targets[:, None])[:, 0].log()
     else:
-        mean, variance = prediction["mean"].double().flatten(1), prediction["variance"].double().flatten(1)
-        squares = (mean - targets.reshape(mean.shape).double()).square()
+        centre, variance = prediction["mean"].double().flatten(1), prediction["variance"].double().flatten(1)
+        squares = (centre - targets.reshape(centre.shape).double()).square()
         losses = 0.5 * (squares / variance + variance.log()).sum(1)
     return float(losses.std() / math.sqrt(len(losses))) if len(losses) > 1 else math.nan
