@@ -17,7 +17,7 @@ from credo.errors import InvalidType, InvalidValue
 from credo.experiments.config import load_recipe
 from credo.experiments.recipe import Recipe, Row, Training
 from credo.experiments.train import train
-from credo.experiments.tuning import files, outcome, sources, tune_row
+from credo.experiments.tuning import files, outcome, sources, tune, tune_row
 from credo.experiments.tuning.outcome import constructor
 from tests.experiments.small import TRAININGS, blobs, small_with_dropout
 from tests.experiments.tuned import TRAIN, VALIDATION, quick, signalling, trials_of
@@ -222,6 +222,10 @@ def test_a_row_of_known_names_leaves_a_recipe_and_the_best_numbers(tmp_path: Pat
     assert best["settings"] == found.best.settings
     assert best["validation"]["best"]["nll"] == found.best.nll
     assert "dropout=" in found.constructor
+
+
+def test_the_door_is_open() -> None:
+    assert credo.tune is tune
 
 
 def test_own_models_leave_no_recipe(tmp_path: Path) -> None:
