@@ -1,6 +1,7 @@
 """The page of a search: one file that needs nothing else, with every trial and optuna's plots."""
 
 import re
+import subprocess
 import sys
 from html import unescape
 from html.parser import HTMLParser
@@ -84,3 +85,10 @@ def test_progress_is_shown(
     assert f"best NLL {found.best.nll:.4f}, defaults {found.defaults.nll:.4f}" in told
     assert ("2/2 trials" in told) == (kind == "bars")
     assert ("trial 1: " in told) == (kind == "lines")
+
+
+def test_the_extra_for_tuning_is_enough() -> None:
+    """Without what the command line and the reports are built with."""
+    blocked = ("rich", "tyro", "matplotlib", "tensorboard", "PIL")
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); import credo; credo.tune"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

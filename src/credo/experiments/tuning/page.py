@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from html import escape
 from typing import Any, Final
 
-from credo.experiments.report.sheet import SHEET
+from credo.experiments.sheet import SHEET
 from credo.experiments.tuning.outcome import Tuned, cells
 
 PLOTS: Final = (  # optuna's name, our heading, and how many complete trials make it worth looking at
