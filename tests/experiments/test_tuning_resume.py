@@ -17,7 +17,7 @@ from credo.experiments.tuning import files
 from credo.experiments.tuning import study as studies
 from credo.experiments.tuning.study import Budget
 from tests.experiments.small import blobs
-from tests.experiments.tuned import KILLS, VALIDATION, quick, search, signalling, trials_of
+from tests.experiments.tuned import KILLS, VALIDATION, Signalling, quick, search, signalling, trials_of
 
 optuna = pytest.importorskip("optuna")
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +124,19 @@ def test_another_study_in_the_folder_is_refused_and_kept(tmp_path: Path) -> None
         with pytest.raises(InvalidValue, match=f"another study: {'data' if 'validation' in change else ''}"):
             quick(tmp_path, trials=1, **change)
     assert trials_of(quick(tmp_path, trials=1)) == trials_of(first)
+
+
+def test_the_name_of_the_function_that_makes_the_model_does_not_matter(tmp_path: Path) -> None:
+    first = quick(tmp_path, trials=1)
+    assert trials_of(quick(tmp_path, trials=1, model=lambda: WithAddress())) == trials_of(first)
+
+
+class WithAddress(Signalling):
+    def __repr__(self) -> str:
+        return object.__repr__(self)
+
+
+WithAddress.__name__ = Signalling.__name__
 
 
 def test_a_study_of_somebody_else_is_refused_and_kept(tmp_path: Path) -> None:

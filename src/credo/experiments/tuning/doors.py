@@ -1,5 +1,6 @@
 """The two doors to a search: a row of a recipe, and a model and data of one's own."""
 
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -143,7 +144,7 @@ def _tuned(
         space = space_of(training, learner.optimizer, asked)
     identity = {
         **described(training),
-        "model": str(model),
+        "model": signature(model),
         "data": problem.source.described(),
         "search": space.described(),
         "seed": problem.seed,
@@ -154,6 +155,14 @@ def _tuned(
         tuned = outcome(training, counted(study), folder)
         write_files(tuned, title, row)
     return tuned
+
+
+def signature(model: nn.Module) -> str:
+    """Of a model's modules and parameters, the same in every process; the function that made it may change its name."""
+    modules = [f"{name}:{type(module).__name__}" for name, module in model.named_modules()]
+    parameters = [f"{name}:{tuple(p.shape)}" for name, p in model.named_parameters()]
+    digest = hashlib.sha256("\n".join([*modules, *parameters]).encode()).hexdigest()[:12]
+    return f"{type(model).__name__} with {sum(p.numel() for p in model.parameters())} parameters, {digest}"
 
 
 def budget_of(trials: int | None, minutes: float | None) -> Budget:
