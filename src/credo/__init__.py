@@ -16,6 +16,7 @@ from credo.predict import DropoutPosterior, Ensemble, predict
 
 if TYPE_CHECKING:
     from credo import continual, data, distributed
+    from credo.experiments.tuning import tune
     from credo.optim import IVON, KFAC, BayesByBackprop, NoisyKFAC
 
 __version__ = "0.1.0"
@@ -51,12 +52,15 @@ __all__ = [
     "predict",
     "register_rule",
     "squared_gradients",
+    "tune",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return import_module(f"credo.{name}")
+    if name == "tune":
+        return import_module("credo.experiments.tuning").tune
     if name in optim.LATER:
         return getattr(optim, name)
     raise AttributeError(f"module 'credo' has no attribute {name!r}")

@@ -27,6 +27,7 @@ Start with:
     credo list                                    what there is to run
     credo run table1-lenet5 --only vogn --out runs
     credo report runs
+    credo tune digits --row vogn                  search its numbers on validation data
 
 Exit codes: 0 done, 1 failed, 2 wrong command line, 3 missing or damaged data, 4 the folder is in use, 130 and 143
 interrupted (the same command resumes). --debug shows the traceback of an error, --version the version."""
@@ -115,6 +116,54 @@ def run(
     return work(recipe, only, size, set, seeds, out, data, resume, device, timeout)
 
 
+def tune(
+    recipe: Recipe,
+    *,
+    row: Annotated[str, arg(metavar="ROW")],
+    trials: int | None = None,
+    minutes: float | None = None,
+    validation: Annotated[float, arg(metavar="FRACTION")] = 0.2,
+    search: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME[=LOW,HIGH]")] = (),
+    set: Settings = (),
+    defaults: bool = False,
+    size: Literal["cpu", "paper"] = "cpu",
+    seed: int = 0,
+    seeds: int = 1,
+    out: Folder = Path("tuned"),
+    data: MaybeFolder = None,
+    device: Annotated[str, arg(metavar="DEVICE")] = "cpu",
+) -> int:
+    """Search the numbers of a method for a row of a recipe, by NLL on validation data.
+
+    The first trial has the row's own settings; trials that fall behind are dropped early. Killed or stopped, the same
+    command goes on. It ends with a table, the constructor line, an HTML page with plots, and a recipe for credo run.
+
+        credo tune digits --row vogn --trials 20
+        credo tune table1-lenet5 --row vogn --minutes 60 --defaults --search lr --search noise=0.5,2
+
+    Args:
+        recipe: its name, credo list shows them; or a file whose name ends in .toml.
+        row: the row of the recipe.
+        trials: how many trials in all; 20 unless trials or minutes are given.
+        minutes: how long in all, over all starts; the trial under way is finished.
+        validation: this share of the training data decides; the test data are not looked at.
+        search: a number to search, and the range of the factor on it; all of the method's unless given.
+        set: a setting of the optimiser, the model or the training, as in credo run.
+        defaults: start from the method's defaults instead of the row's settings.
+        size: the paper's own size, or one that two CPU cores finish in minutes.
+        seed: of the trials (all have the same) and of what is proposed.
+        seeds: train each trial with so many seeds, and score it by the mean.
+        out: where the study goes.
+        data: where the data sets lie; otherwise $CREDO_DATA, then ~/.cache/credo.
+        device: cpu, or cuda.
+    """
+    from credo.cli.tuning import tune as work
+
+    return work(
+        recipe, row, trials, minutes, validation, search, set, defaults, size, seed, seeds, out, data, device
+    )
+
+
 def report(out: Annotated[Positional[Path], arg(metavar="DIR")], *, data: MaybeFolder = None) -> int:
     """Our numbers beside the published ones.
 
@@ -201,6 +250,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "demo": demo,
     "list": list_,
     "run": run,
+    "tune": tune,
     "report": report,
     "predict": predict,
     "info": info,

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from credo.errors import InvalidType, InvalidValue
-from credo.experiments.methods import FOR_THE_TASK, checked_options, method_of
+from credo.experiments.methods import checked_options, method_of
 from credo.experiments.names import known
 from credo.experiments.networks import NETWORKS, options_of
 from credo.experiments.recipe import Training
@@ -19,7 +19,7 @@ def check_training(training: Training) -> None:
     if not isinstance(training, Training):
         raise InvalidType(f"training must be a Training, got {type(training).__name__}.")
     method = method_of(training.method)
-    checked_options("settings", training.settings, {**method.options, **FOR_THE_TASK})
+    checked_options("settings", training.settings, method.settings)
     known("task", training.task, TASKS)
     if isinstance(training.model, str):
         known("model", training.model, NETWORKS)

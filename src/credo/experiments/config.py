@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from credo.errors import CredoError, InvalidType, InvalidValue
 from credo.experiments.checks import check_training
-from credo.experiments.methods import FOR_THE_TASK, checked_options, method_of
+from credo.experiments.methods import checked_options, method_of
 from credo.experiments.names import plain_name, unknown
 from credo.experiments.networks import options_of
 from credo.experiments.overrides import FIELD_READERS, TABLES, read_field
@@ -101,7 +101,7 @@ class RecipeFile:
         """Option by option, so that the line of a wrong one is found."""
         method = self._guard(self._where_is(k, row, "method"), method_of, values["method"])
         model = self._guard(self._where_is(k, row, "model"), options_of, values["model"])
-        for table, known in (("settings", {**method.options, **FOR_THE_TASK}), ("model_options", model)):
+        for table, known in (("settings", method.settings), ("model_options", model)):
             for name, value in values[table].items():
                 mine = name in row.get(table, {})
                 where: Path_ = ("rows", k, table, name) if mine else ("training", table, name)

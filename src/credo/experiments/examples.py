@@ -42,7 +42,7 @@ class RunData:
 
 
 def run_data(training: Training, root: Path | None) -> RunData:
-    splits = _splits(training, root)
+    splits = splits_of(training, root)
     train, test = splits.train, splits.test
     ood = {name: data.load(name, root).test for name in training.ood}
     classes = splits.classes
@@ -63,7 +63,7 @@ def run_data(training: Training, root: Path | None) -> RunData:
     )
 
 
-def _splits(training: Training, root: Path | None) -> Splits:
+def splits_of(training: Training, root: Path | None) -> Splits:
     if isinstance(training.data, str):
         return data.load(training.data, root)
     splits: object = training.data()

@@ -5,6 +5,7 @@ defaults give their types, and a wrong name or type is refused before anything i
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +20,7 @@ from credo.experiments.names import known, unknown
 from credo.experiments.recipe import Setting
 from credo.experiments.tasks import Task
 from credo.optim import IVON, KFAC, OGN, VOGN, BayesByBackprop, NoisyKFAC
+from credo.optim.arguments import number
 from credo.optim.groups import parameter_groups
 from credo.predict import DropoutPosterior
 
@@ -26,6 +28,8 @@ GIVEN: Final = frozenset(
     {"params", "model", "data_size", "seed", "prior", "reduction"}
 )  # not the recipe's to choose
 FOR_THE_TASK: Final[Mapping[str, Setting]] = {"noise_variance": 1.0}  # of a regression's observations
+# On the numbers that an optimiser chose by itself: what it holds in its parameter groups is multiplied.
+FACTORS: Final[Mapping[str, Setting]] = {"lr_factor": 1.0, "noise_factor": 1.0, "damping_factor": 1.0}
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,35 @@ class Method:
         parameters = inspect.signature(self.optimizer).parameters
         return {name: p.default for name, p in parameters.items() if name not in GIVEN}
 
+    @property
+    def settings(self) -> dict[str, object]:
+        """All that `settings` of a recipe may hold, with the defaults."""
+        return {**self.options, **FOR_THE_TASK, **FACTORS}
+
     def build(
         self, model: nn.Module, task: Task, *, data_size: int, seed: int, settings: Mapping[str, Setting]
     ) -> Learner:
         given = {"data_size": data_size, "seed": seed}
-        options = checked_options("settings", settings, {**self.options, **FOR_THE_TASK})
-        options = {name: value for name, value in options.items() if name not in FOR_THE_TASK}
+        checked = checked_options("settings", settings, self.settings)
+        options = {name: value for name, value in checked.items() if name in self.options}
         optimizer = self.optimizer(model, **{name: given[name] for name in self.gives}, **options)
+        for name in FACTORS:
+            if name in checked:
+                multiply(optimizer, name.removesuffix("_factor"), float(checked[name]))
         return self.learner(model, optimizer, task)
+
+
+def multiply(optimizer: Optimizer, name: str, factor: float) -> None:
+    """A number in every parameter group, and the default that schedules start from."""
+    number(f"{name}_factor", factor, 0, math.inf, open_low=True)
+    holders = [*optimizer.param_groups, optimizer.defaults]
+    if any(not isinstance(holder.get(name), int | float) for holder in holders):
+        raise InvalidValue(
+            f"{name}_factor={factor:g} multiplies what the method chose as {name}, and with these settings it has "
+            f"chosen none. Leave {name}_factor out, or leave out what stands in its place (damping, tempering)."
+        )
+    for holder in holders:
+        holder[name] *= factor
 
 
 def sgd(
@@ -74,6 +99,18 @@ def adam(
     weight_decay: float = 0.0,  # the paper's L2, added to the gradient
 ) -> Optimizer:
     return torch.optim.Adam(_decaying(model, weight_decay), lr=lr, betas=(beta1, beta2), eps=eps)
+
+
+def adamw(
+    model: nn.Module,
+    *,
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,  # decoupled: a share of the weights, times lr, is taken away
+) -> Optimizer:
+    return torch.optim.AdamW(_decaying(model, weight_decay), lr=lr, betas=(beta1, beta2), eps=eps)
 
 
 def ivon(
@@ -128,6 +165,7 @@ def _dropout(model: nn.Module, optimizer: Optimizer, task: Task) -> Learner:
 METHODS: Final[dict[str, Method]] = {
     "sgd": Method("SGD", sgd, _point),
     "adam": Method("Adam", adam, _point),
+    "adamw": Method("AdamW", adamw, _point),
     "mc_dropout": Method("MC-dropout", sgd, _dropout),  # the model's dropout variant, trained with SGD
     "ogn": Method("OGN", OGN, PosteriorLearner, gives=("data_size", "seed")),
     "vogn": Method("VOGN", VOGN, PosteriorLearner, gives=("data_size", "seed")),

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from credo.errors import InvalidType, InvalidValue
-from credo.experiments.methods import FOR_THE_TASK, check_type, method_of
+from credo.experiments.methods import check_type, method_of
 from credo.experiments.names import unknown
 from credo.experiments.networks import options_of
 from credo.experiments.recipe import Training
@@ -52,7 +52,7 @@ def _with_one(training: Training, key: str, value: object) -> Training:
 
 def _options(training: Training) -> dict[str, tuple[object, tuple[str, str]]]:
     """Every key that names an option: its default, and where it belongs."""
-    method = {**method_of(training.method).options, **FOR_THE_TASK}
+    method = method_of(training.method).settings
     model = options_of(training.model) if isinstance(training.model, str) else {}
     found = {name: (default, ("settings", name)) for name, default in method.items()}
     found |= {f"settings.{name}": (default, ("settings", name)) for name, default in method.items()}

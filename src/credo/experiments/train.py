@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from credo.data.augmentation import Augmentation
 from credo.data.batches import Batches
 from credo.distributed import average_buffers
 from credo.experiments.checkpoint import Checkpoints, load_checkpoint
@@ -42,6 +43,11 @@ from credo.experiments.stopping import Stop, StopRequest, stop_request
 from credo.experiments.tasks import task_of
 
 Prediction = dict[str, Tensor]
+
+
+class Augmented(Protocol):
+    @property
+    def augmentation(self) -> Augmentation | None: ...
 
 
 @dataclass(frozen=True)
@@ -255,7 +261,7 @@ def begin(run: Run, resume: str | bool, name: RunName) -> None:
     )  # or some ranks do not see the folder, and would find out at the very end
 
 
-def settings_with_augmentation(training: Training, data: RunData) -> dict[str, Any]:
+def settings_with_augmentation(training: Training, data: Augmented) -> dict[str, Any]:
     """ρ of the augmentation reaches a method that knows what to do with it, unless the recipe says otherwise."""
     takes_it = "augmentation" in method_of(training.method).options
     rho = {"augmentation": data.augmentation.rho} if data.augmentation is not None and takes_it else {}

@@ -7,9 +7,9 @@ from html import escape
 
 from credo.experiments.report.aggregate import Cell
 from credo.experiments.report.measures import Measure
-from credo.experiments.report.sheet import SHEET
 from credo.experiments.report.tables import PUBLISHED, Line, Table
 from credo.experiments.report.words import heading
+from credo.experiments.sheet import SHEET
 
 
 @dataclass(frozen=True)
