@@ -62,7 +62,10 @@ class Factoring:
     def refuse_backward(self) -> None:
         """Any number of backward passes may run."""
 
-    def refuse_derived(self, function: object, parents: list[Source]) -> None:
+    def refuse_row_by_row(self, name: str) -> None:
+        """Operations without a rule keep their squares."""
+
+    def derive(self, function: object, make: object, made: object) -> None:
         """Computing with parameters is no obstacle: such weights keep their squares."""
 
     def take(self, operation: Operation, sources: Sequence[Source | None], pieces: Pieces) -> Pieces:
