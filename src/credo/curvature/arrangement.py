@@ -21,8 +21,12 @@ class Arrangement(Protocol):
     def refuse_backward(self) -> None:
         """Raises where no backward pass may begin."""
 
-    def refuse_row_by_row(self, name: str) -> None:
-        """Raises where an operation without a rule must not run."""
+    @property
+    def needs_rules(self) -> bool:
+        """Whether an operation on parameters without a rule goes to `run_without_rule`, not row by row."""
+
+    def run_without_rule(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs a look at parameters, a comparison; raises where the result has a gradient."""
 
     def derive(self, function: Any, make: Callable[[Callable[[Tensor], Tensor]], Any], made: Any) -> None:
         """Hears what a function of parameters alone has made; `make` makes it of other values for its tensors."""

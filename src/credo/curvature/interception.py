@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from credo.curvature.arrangement import Arrangement
 from credo.curvature.audit import audit
-from credo.curvature.engine import ENGINE_CALLS, read_engine_call
+from credo.curvature.engine import ENGINE_CALLS, added_loss, read_engine_call
 from credo.curvature.inspections import INSPECTIONS
 from credo.curvature.ledger import Ledger
 from credo.curvature.likelihood import is_likelihood
@@ -143,8 +143,8 @@ class Interception(TorchFunctionMode):
         return self._watch(operation, sources)
 
     def _replace_row_by_row(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._stacks is not None:
-            self._stacks.refuse_row_by_row(_name(func))
+        if self._stacks is not None and self._stacks.needs_rules:
+            return self._stacks.run_without_rule(func, args, kwargs)
         sources = tuple(map(self._provenance.source, tensors_in((*args, *kwargs.values()))))
         operation = Generic(func, args, kwargs, [source is not None for source in sources])
         result, differentiable = operation.run()
@@ -243,6 +243,7 @@ class Interception(TorchFunctionMode):
             new.join(outer)
         else:
             self.ledger.likelihood = is_likelihood(call.roots)
+            self.ledger.loss = added_loss(self.ledger.loss, call)
         self.ledger.current = new
         try:
             # Another block around this one wants to see it too.

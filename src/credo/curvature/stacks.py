@@ -45,6 +45,7 @@ class Stacks:
     def __init__(self, weights: dict[int, Tensor], samples: int):
         self._weights, self._samples, self._level = weights, samples, Level(samples)
         self._derived: list[Tensor] = []
+        self.needs_rules = True
         expect_large_blocks()
 
     def vectorised(self, closure: Callable[[], Tensor]) -> Tensor:
@@ -88,12 +89,16 @@ class Stacks:
 
         return self._level.physically(physical, operation.tensors)
 
-    def refuse_row_by_row(self, name: str) -> None:
-        """Of an operation without a rule: nothing tells how its slices make up the whole."""
+    def run_without_rule(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A comparison or the like as it is. Of anything else nothing tells how its slices make up the whole."""
+        with torch.no_grad():
+            result = func(*args, **kwargs)
+        if not any(out.is_floating_point() or out.is_complex() for out in tensors_in((result,))):
+            return result
         raise UnsupportedOperation(
-            f"{name} has no rule for this use of a parameter, and without one it cannot have different weights for "
-            "different slices or samples of one batch. Use mc_samples without slices and without vectorized, or write "
-            "a rule: credo.register_rule."
+            f"{getattr(func, '__name__', func)} has no rule for this use of a parameter, and without one it cannot "
+            "have different weights for different slices or samples of one batch. Use mc_samples without slices and "
+            "without vectorized, or write a rule: credo.register_rule."
         )
 
     def _is_one_product(self, operation: Operation, tensors: tuple[Any, ...]) -> bool:
@@ -153,7 +158,8 @@ class Stacks:
         return unfolded, axis
 
     def _unfold_one(self, out: Tensor, axis: int) -> tuple[Tensor, int]:
-        return out.unflatten(axis, (self._samples, out.shape[axis] // self._samples)), axis
+        sizes = self._samples, out.shape[axis] // self._samples
+        return out.unflatten(axis, sizes), axis  # type: ignore[no-untyped-call]
 
     def refuse_backward(self) -> None:
         if self._level.active:

@@ -46,8 +46,8 @@ class Level:
             if isinstance(error, CredoError) or not any(word in str(error) for word in _OF_VMAP):
                 raise
             raise UnsupportedOperation(
-                "an operation in the closure cannot run for all samples at once (vectorized=True runs the closure "
-                f"under torch.vmap). Use vectorized=False. torch says: {error}"
+                "the samples cannot be computed at once: vectorized=True runs the closure under torch.vmap, which has "
+                f"no answer for an operation in it. Use vectorized=False. torch says: {error}"
             ) from error
         finally:
             _functorch._vmap_decrement_nesting()

@@ -24,6 +24,10 @@ class Seen(Protocol):
     def counted(self) -> bool:
         """Whether that number is exact; else it is 1 for each backward pass."""
 
+    @property
+    def loss(self) -> Tensor | None:
+        """What went back, if it was one number: the sum over the backward passes."""
+
 
 class Gathered(ABC):
     """Sums over the samples of one step."""

@@ -126,7 +126,7 @@ class Sliced(Operation):
         return pieces
 
     def _unmerged(self, rows: Tensor) -> Tensor:
-        return rows.unflatten(0, (-1, self.lead)) if self._merged else rows
+        return rows.unflatten(0, (-1, self.lead)) if self._merged else rows  # type: ignore[no-untyped-call]
 
     def _cut(self, tensors: Sequence[Tensor | None]) -> list[list[Any]]:
         """The tensors of each slice: data by rows, stacked weights by their own, the rest whole."""
