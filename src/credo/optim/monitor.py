@@ -6,13 +6,13 @@
     stalled     the loss has not fallen since the start
     diverged    the loss, or the weights of a layer, have grown out of proportion
 
-Layers are looked at after steps 1, 10 and 100 and then every 500. Losses are put by, one small tensor a step, and read
+Layers are looked at after steps 1, 10 and 100 and then every 500. Losses are put by and read
 fifty at a time; so no step waits for the device.
 """
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
@@ -56,7 +56,7 @@ class Look(NamedTuple):
 
     name: str
     weights: float  # rms
-    noise: float  # rms; 0 where there is none
+    noise: float  # rms; 0 where there is none, or nobody asked
     signal: float  # median of |μ|/σ
 
 
@@ -67,7 +67,7 @@ class Monitor:
     def __init__(self) -> None:
         self._given: set[str] = set()
         self._noted: list[Tensor] = []  # losses of the blocks since the last step
-        self._losses: list[Tensor] = []  # of steps, not read yet
+        self._losses: list[Tensor | float] = []  # of steps, not read yet; numbers where that needs no waiting
         self._course: Course | None = None
         self._next_look = 1
         self._starts: dict[str, float] = {}  # rms of layers when they were first seen
@@ -92,7 +92,7 @@ class Monitor:
         if loss is None and noted and not hasattr(optimizer, "found_inf"):  # else a scaler has scaled them
             loss = noted[0] if len(noted) == 1 else torch.stack(noted).mean()
         if loss is not None:
-            self._losses.append(loss)
+            self._losses.append(float(loss) if loss.is_cpu else loss)
             if len(self._losses) >= WINDOW:
                 self._read_losses(optimizer)
         if counters["step"] >= self._next_look:
@@ -112,9 +112,7 @@ class Monitor:
     # Losses
 
     def _read_losses(self, optimizer: "BayesianOptimizer") -> None:
-        with torch.no_grad():
-            losses = torch.stack([loss.detach().reshape(()) for loss in self._losses]).double().tolist()
-        self._losses = []
+        losses, self._losses = _numbers(self._losses), []
         if self._course is None:  # a run that was resumed may begin at its end
             self._course = Course(fresh=optimizer.counters["step"] <= WINDOW + optimizer.counters["refused"])
         course = self._course
@@ -144,18 +142,18 @@ class Monitor:
         if optimizer._shards.sharded:  # no rank has a whole layer
             return
         layers = layers_of(optimizer.param_groups, optimizer.names())
-        looks = [(layer, _look_at(optimizer, layer)) for layer in layers]
+        learns = self._course is not None and self._course.fell()  # with noise that was learned, then
+        asked = optimizer._trains_with_noise and step >= FIRST_NOISE_STEP and not learns
+        looks = [(layer, _look_at(optimizer, layer, asked)) for layer in layers]
         for _, look in looks:
             self._starts.setdefault(look.name, look.weights)
         self._compare_growth(optimizer, [look for _, look in looks])
         noisy = [
             look for layer, look in looks if look.noise and self._starts[look.name] > SMALL * _usual(layer)
         ]
-        learns = self._course is not None and self._course.fell()  # with noise that was learned, then
-        if optimizer._trains_with_noise and step >= FIRST_NOISE_STEP and not learns:
-            self._compare_noise(optimizer, noisy, step)
-            if step >= FIRST_LOOKS[-1]:
-                self._compare_signal(optimizer, noisy, step)
+        self._compare_noise(optimizer, noisy, step)
+        if asked and step >= FIRST_LOOKS[-1]:
+            self._compare_signal(optimizer, noisy, step)
 
     def _compare_growth(self, optimizer: "BayesianOptimizer", looks: list[Look]) -> None:
         for look in looks:
@@ -218,14 +216,23 @@ def _remedy(optimizer: "BayesianOptimizer") -> str:
     return _LESS_NOISE.get(type(optimizer).__name__, "Lower the noise")
 
 
-def _look_at(optimizer: "BayesianOptimizer", layer: Layer) -> Look:
+def _look_at(optimizer: "BayesianOptimizer", layer: Layer, with_noise: bool) -> Look:
     weights = _rms([p.detach() for p in layer.members])
-    parts = [] if layer.group["deterministic"] else parts_of(optimizer, layer)
+    parts = parts_of(optimizer, layer) if with_noise and not layer.group["deterministic"] else []
+    parts = [part for part in parts if part.mean.numel()]
     if not parts:
         return Look(layer.name, weights, 0.0, float("inf"))
     step = -(-sum(part.mean.numel() for part in parts) // ENOUGH)
     ratios = [part.mean.abs().flatten()[::step] / part.sigma.flatten()[::step] for part in parts]
     return Look(layer.name, weights, _rms([part.sigma for part in parts]), float(torch.cat(ratios).median()))
+
+
+@torch.no_grad()
+def _numbers(losses: Sequence[Tensor | float]) -> list[float]:
+    """By one wait for the device."""
+    waiting = [loss.reshape(()).double() for loss in losses if isinstance(loss, Tensor)]
+    read = iter(torch.stack(waiting).tolist() if waiting else ())
+    return [next(read) if isinstance(loss, Tensor) else loss for loss in losses]
 
 
 def _usual(layer: Layer) -> float:
@@ -235,7 +242,10 @@ def _usual(layer: Layer) -> float:
 
 
 def _rms(tensors: list[Tensor]) -> float:
-    squares = sum(float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2 for t in tensors)
+    squares = sum(
+        float(torch.linalg.vector_norm(t, dtype=torch.float64 if t.is_cpu else torch.float32)) ** 2
+        for t in tensors
+    )
     return float((squares / max(sum(t.numel() for t in tensors), 1)) ** 0.5)
 
 
