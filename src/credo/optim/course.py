@@ -3,9 +3,9 @@
 Losses of minibatches are noisy, so what is compared are means, with their standard errors. `now` is the mean over the
 later half of all steps so far.
 
-The loss *has fallen*, for good, if `now` lies surely below the first loss, the mean of the first ten, or that of the
-first fifth: a training that learns all it can in its first steps is recognised by the former.
-It *stands still* if it is sure that `now` lies less than 1 % below the mean of the first fifth. Where the losses are
+The loss *has fallen*, for good, if `now` lies more than 3 % and the noise below the first loss, the mean of the first
+three, of the first ten, or of the first fifth: a training may learn all it can in its first steps.
+It *stands still* if it is sure that `now` lies less than 3 % below the mean of the first fifth. Where the losses are
 too noisy to be sure of either, nothing is said, and it is asked again when there are more of them.
 """
 
@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from typing import final
 
 LOOKS = (500, 1000, 2000, 5000)  # numbers of steps after which it is asked; after the last, no more
-FALLEN = 0.01  # of the loss at the start; a network that stays at chance gains less as its biases settle
+FALLEN = 0.03  # of the loss at the start; a network that stays at chance gains less as its biases settle
 CLEARLY = 0.3  # of the loss at the start, for a look at a few losses under much noise
 FIRST = 10
 SURE = 3.0  # standard errors: there are four looks, and none should speak by chance
-SURE_OF_ONE = 4.0  # standard deviations, of a single loss among hundreds
+LIKELY = 2.0  # … for a fall in the first steps, of which there are few
+SURE_OF_ONE = 3.0  # standard deviations of a single loss
 # A pretrained network starts near zero, and noise alone may multiply its loss by a hundred.
 LARGEST_GROWTH = 1000.0  # of a mean over some steps over the median of the first three losses
 BEGINNING = 3  # one of them may be small by luck; after more, a fast divergence is no longer a growth
@@ -62,13 +63,16 @@ class Course:
         before, now = statistics.fmean(start), statistics.fmean(late)
         error = (statistics.pvariance(start) / len(start) + statistics.pvariance(late) / len(late)) ** 0.5
         fallen = before - now > SURE * error + FALLEN * abs(before) or self._fell_at_once(now, late)
-        still = not fallen and before - now + SURE * error < FALLEN * abs(before)
+        still = not fallen and max(before - now, 0.0) + SURE * error < FALLEN * abs(before)
         if fallen or still or self.steps == LOOKS[-1]:
             self._watching, self._losses = False, []
         return (before, now) if still else None
 
     def _fell_at_once(self, now: float, late: Sequence[float]) -> bool:
-        spread, first = statistics.pstdev(late), statistics.fmean(self._first)
-        error = spread * (1 / len(self._first) + 1 / len(late)) ** 0.5
-        small = FALLEN * abs(now)
-        return self._first[0] - now > SURE_OF_ONE * spread + small or first - now > SURE * error + small
+        spread, small = statistics.pstdev(late), FALLEN * abs(now)
+        if self._first[0] - now > SURE_OF_ONE * spread + small:
+            return True
+        return any(
+            statistics.fmean(self._first[:count]) - now > LIKELY * spread * count**-0.5 + small
+            for count in (BEGINNING, FIRST)
+        )

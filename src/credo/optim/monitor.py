@@ -12,7 +12,7 @@ fifty at a time; so no step waits for the device.
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
@@ -257,12 +257,12 @@ def _not_finite(optimizer: "BayesianOptimizer", gathered: Gathered, loss: Tensor
     bad = [p for p in parameters if p.grad is not None and not all_finite([p.grad])]
     if bad:
         return f"the gradient of {names[id(bad[0])]!r} is not finite, and of {len(bad)} of {len(parameters)} parameters"
-    squares: Mapping[int, Tensor] = getattr(gathered, "squares", {})
-    for p in parameters:
-        if id(p) in squares and not all_finite([squares[id(p)]]):
-            return f"the squared gradient of {names[id(p)]!r} is not finite (gradients up to {float(_largest(p)):.2g})"
-    return "the curvature that was measured is not finite, or another process has such a number"
-
-
-def _largest(p: Tensor) -> Tensor:
-    return p.new_zeros(()) if p.grad is None else p.grad.abs().max()
+    sizes = [
+        (float(p.grad.abs().max()), names[id(p)]) for p in parameters if p.grad is not None and p.numel()
+    ]
+    size, largest = max(sizes, default=(0.0, "none"))
+    told = f"the largest gradient, {size:.2g}, is that of {largest!r}"
+    for key, numbers in gathered.by_parameter():
+        if not all_finite([numbers]):
+            return f"the curvature of {names[key]!r} is not finite; {told}"
+    return f"a square overflows, or another process has a number that is not finite; {told}"
