@@ -179,3 +179,23 @@ def test_import_is_light() -> None:
     later = {"cli", "continual", "data", "experiments", "models"}
     assert later & {name.split(".")[1] for name in modules if name.startswith("credo.")} == set()
     assert not any(name.startswith("torch.") for name in modules)
+
+
+NAMES_PROBE = """
+import credo, pkgutil, types
+parts = [part.name for part in pkgutil.iter_modules(credo.__path__) if part.name != "__main__"]
+missing = {*parts, *credo.__all__} - set(dir(credo))
+assert not missing, missing
+assert not set(credo.optim.__all__) - set(dir(credo.optim))
+for name in dir(credo):
+    getattr(credo, name)
+for part in parts:
+    found = getattr(credo, part)
+    assert part == "predict" or isinstance(found, types.ModuleType), part
+"""
+
+
+def test_every_part_is_an_attribute_of_the_package() -> None:
+    """Also those that are imported late; a new process, because a test may have imported them."""
+    probe = subprocess.run([sys.executable, "-c", NAMES_PROBE], capture_output=True, text=True, cwd=ROOT)
+    assert probe.returncode == 0, probe.stderr

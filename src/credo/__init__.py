@@ -15,12 +15,13 @@ from credo.posterior import DiagonalPosterior, KroneckerPosterior, Posterior, el
 from credo.predict import DropoutPosterior, Ensemble, predict
 
 if TYPE_CHECKING:
-    from credo import continual, data, distributed
+    from credo import continual, data, distributed, experiments, models
     from credo.experiments.tuning import tune
     from credo.optim import IVON, KFAC, BayesByBackprop, NoisyKFAC
 
 __version__ = "0.1.0"
-_LATER = ("continual", "data")  # imported when they are first asked for: importing credo should cost little
+# Imported when they are first asked for: importing credo should cost little.
+_LATER = ("cli", "continual", "curvature", "data", "distributed", "experiments", "models")
 
 __all__ = [
     "IVON",
@@ -45,10 +46,13 @@ __all__ = [
     "elbo",
     "errors",
     "evaluate",
+    "experiments",
     "kernels",
     "kronecker_factors",
     "load_posterior",
     "metrics",
+    "models",
+    "optim",
     "predict",
     "register_rule",
     "squared_gradients",
@@ -64,3 +68,7 @@ def __getattr__(name: str) -> Any:
     if name in optim.LATER:
         return getattr(optim, name)
     raise AttributeError(f"module 'credo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER, *optim.LATER})

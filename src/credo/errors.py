@@ -51,3 +51,7 @@ class RankLost(CredoError, RuntimeError):
 
 class FetchError(CredoError, ConnectionError):
     """A server did not answer, or not with the file."""
+
+
+class TrainingWarning(UserWarning):
+    """A training goes wrong: the message names the layer, the number and the remedy. One of each kind an optimiser."""

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import credo
-from credo.errors import CallOrderError
+from credo.errors import CallOrderError, InvalidValue
 from tests.optim.trained import X, Y, trained
 
 METHODS = [credo.VOGN, credo.OGN, credo.BayesByBackprop, credo.IVON, credo.KFAC, credo.NoisyKFAC]
@@ -111,3 +111,50 @@ def test_inside_a_block_it_is_refused(method):
     _, optimizer = trained(method)
     with optimizer.sampled(), pytest.raises(CallOrderError, match="diagnostics"):
         optimizer.diagnostics()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_by_layer_is_as_if_each_layer_were_a_group(method):
+    """Noise and signal from the posterior's own entries, shares as parts of the whole."""
+    _, optimizer = trained(method, prior_precision=DELTA)
+    layers = optimizer.diagnostics(by="layer")
+    assert list(layers) == ["0", "2"]
+    assert [own.weights for own in layers.values()] == [25, 18]
+    posterior = optimizer.posterior()
+    for name, own in layers.items():
+        members = [f"{name}.weight", f"{name}.bias"]
+        mean = torch.cat([posterior.mean[key].flatten() for key in members])
+        sigma = torch.cat([posterior.variance[key].flatten() for key in members]).sqrt()
+        assert math.isclose(own.noise, sigma.median(), rel_tol=1e-5)
+        assert math.isclose(own.signal_to_noise, (mean.abs() / sigma).median(), rel_tol=1e-5)
+    (whole,) = optimizer.diagnostics()
+    mixed = sum(own.curvature_share * own.weights for own in layers.values()) / whole.weights
+    assert math.isclose(mixed, whole.curvature_share, rel_tol=1e-4, abs_tol=1e-9)
+    lines = str(layers).splitlines()
+    assert len(lines) == 3
+    assert lines[0].split()[:4] == ["layer", "signal", "to", "noise"]
+    assert lines[1].split()[0] == "0"
+
+
+def test_layers_of_bare_parameters_split_groups_and_no_names():
+    model = nn.Module()
+    model.scale, model.inner = nn.Parameter(torch.ones(3)), nn.Linear(4, 3)
+    groups = [
+        {"params": [("scale", model.scale), ("inner.weight", model.inner.weight)]},
+        {"params": [("inner.bias", model.inner.bias)], "deterministic": True},
+    ]
+
+    def names(params) -> list[str]:
+        optimizer = credo.VOGN(params, data_size=N)
+        optimizer.step(lambda: F.cross_entropy(model.inner(X) * model.scale, Y, reduction="none"))
+        return list(optimizer.diagnostics(by="layer"))
+
+    assert names(model) == ["scale", "inner"]
+    assert names(groups) == ["scale", "inner.weight", "inner.bias"]
+    assert names(model.parameters()) == ["parameter_0", "parameter_1", "parameter_2"]
+
+
+def test_another_way_to_divide_is_refused():
+    _, optimizer = trained(credo.VOGN)
+    with pytest.raises(InvalidValue, match=r"by must be 'group' or 'layer', got 'module'"):
+        optimizer.diagnostics(by="module")

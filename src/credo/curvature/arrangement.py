@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from credo.curvature.operation import Operation
 from credo.curvature.provenance import Source
 
@@ -19,5 +21,12 @@ class Arrangement(Protocol):
     def refuse_backward(self) -> None:
         """Raises where no backward pass may begin."""
 
-    def refuse_derived(self, function: Any, parents: list[Source]) -> None:
-        """Raises where parameters must not be computed with before they meet the examples."""
+    @property
+    def needs_rules(self) -> bool:
+        """Whether an operation on parameters without a rule goes to `run_without_rule`, not row by row."""
+
+    def run_without_rule(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs a look at parameters, a comparison; raises where the result has a gradient."""
+
+    def derive(self, function: Any, make: Callable[[Callable[[Tensor], Tensor]], Any], made: Any) -> None:
+        """Hears what a function of parameters alone has made; `make` makes it of other values for its tensors."""

@@ -142,3 +142,11 @@ def _run_seen(*args: Any, **kwargs: Any) -> Any:
     assert eyes is not None
     with eyes:
         return _engine_run_backward(*args, **kwargs)
+
+
+def added_loss(before: Tensor | None, call: EngineCall) -> Tensor | None:
+    """The sum over the losses that went back so far, and of this call, if it is of one number."""
+    if len(call.roots) != 1 or call.roots[0].numel() != 1:
+        return before
+    loss = call.roots[0].detach()
+    return loss if before is None else before + loss

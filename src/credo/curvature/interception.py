@@ -4,7 +4,7 @@ An operation with examples and a parameter among its arguments becomes a `Watche
 parameters alone gives a derived tensor; everything else runs as it is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from credo.curvature.arrangement import Arrangement
 from credo.curvature.audit import audit
-from credo.curvature.engine import ENGINE_CALLS, read_engine_call
+from credo.curvature.engine import ENGINE_CALLS, added_loss, read_engine_call
 from credo.curvature.inspections import INSPECTIONS
 from credo.curvature.ledger import Ledger
 from credo.curvature.likelihood import is_likelihood
@@ -143,6 +143,8 @@ class Interception(TorchFunctionMode):
         return self._watch(operation, sources)
 
     def _replace_row_by_row(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._stacks is not None and self._stacks.needs_rules:
+            return self._stacks.run_without_rule(func, args, kwargs)
         sources = tuple(map(self._provenance.source, tensors_in((*args, *kwargs.values()))))
         operation = Generic(func, args, kwargs, [source is not None for source in sources])
         result, differentiable = operation.run()
@@ -189,16 +191,21 @@ class Interception(TorchFunctionMode):
             for t in tensors_in((*args, *kwargs.values()))
             if (s := self._provenance.source(t))
         }
-        args, kwargs = tree_map_only(Tensor, self._private, (tuple(args), kwargs))
-        result = func(*args, **kwargs)
+        given = tree_map_only(Tensor, self._private, (tuple(args), kwargs))
+
+        def make(value: Callable[[Tensor], Tensor]) -> Any:
+            own_args, own_kwargs = tree_map_only(Tensor, value, given)
+            return func(*own_args, **own_kwargs)
+
+        result = make(lambda tensor: tensor)
+        if self._stacks is not None and any(out.requires_grad for out in tensors_in((result,))):
+            self._stacks.derive(func, make, result)
 
         def hand_out(out: Tensor) -> Tensor:
             if id(out) in private:
                 return private[id(out)]
             if not out.requires_grad:
                 return self._provenance.add_constant(out)
-            if self._stacks is not None:
-                self._stacks.refuse_derived(func, parents)
             return self._provenance.derive(out, parents, func in SELECTIONS)
 
         return tree_map_only(Tensor, hand_out, result)
@@ -236,6 +243,7 @@ class Interception(TorchFunctionMode):
             new.join(outer)
         else:
             self.ledger.likelihood = is_likelihood(call.roots)
+            self.ledger.loss = added_loss(self.ledger.loss, call)
         self.ledger.current = new
         try:
             # Another block around this one wants to see it too.

@@ -50,6 +50,7 @@ class Factoring:
         self.recording = True
         self.ledger: Ledger  # of the block it works in
         self._sharing = sharing
+        self.needs_rules = False  # operations without one keep their squares
 
     def apply(self, operation: Operation, sources: tuple[Source | None, ...], watch: Watch) -> object:
         weight = None if operation.layer is None else sources[operation.layer[0]]
@@ -62,7 +63,12 @@ class Factoring:
     def refuse_backward(self) -> None:
         """Any number of backward passes may run."""
 
-    def refuse_derived(self, function: object, parents: list[Source]) -> None:
+    def run_without_rule(
+        self, func: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> object:
+        return func(*args, **kwargs)
+
+    def derive(self, function: object, make: object, made: object) -> None:
         """Computing with parameters is no obstacle: such weights keep their squares."""
 
     def take(self, operation: Operation, sources: Sequence[Source | None], pieces: Pieces) -> Pieces:
@@ -158,7 +164,8 @@ class FactorStatistics(Statistics):
         """The factors of `loss`, a sum over the examples, by a backward pass of its own; the graph stays."""
         ledger, own = self._ledger, self._fisher
         assert own is not None
-        before, ledger.squares, ledger.examples = (ledger.squares, ledger.examples), {}, 0
+        before = ledger.squares, ledger.examples, ledger.loss
+        ledger.squares, ledger.examples = {}, 0
         self.factoring.recording = True
         try:
             torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
@@ -166,7 +173,7 @@ class FactorStatistics(Statistics):
             own.squares = {k: own.squares.get(k, 0) + square for k, square in ledger.squares.items()}
         finally:
             self.factoring.recording = False
-            ledger.squares, ledger.examples = before
+            ledger.squares, ledger.examples, ledger.loss = before
         own.unit = 1 / max(own.examples, 1)
 
 

@@ -39,6 +39,7 @@ class Ledger:
         self.squares: dict[int, Tensor] = {}
         self.examples = 0
         self.likelihood = False  # whether the last loss was one
+        self.loss: Tensor | None = None  # the sum of what went back, as far as it was one number
         self.closed = False
         self.current: BackwardPass | None = None
 

@@ -70,6 +70,14 @@ class Operation(ABC):
         """Whether what looks like data is a constant, so that the result stands for parameters alone."""
         return False
 
+    def example_axis(self, slot: int) -> int:
+        """Where the examples are in the data of a slot."""
+        return self.axis
+
+    def result_axis(self, number: int) -> int:
+        """Where the examples are in one of the results."""
+        return self.axis
+
     def release(self) -> tuple[Tensor | None, ...]:
         """Its tensors, which it forgets: autograd keeps what the backward pass needs, and frees it as that goes on."""
         tensors, self.tensors = self.tensors, ()

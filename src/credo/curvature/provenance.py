@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 
 from credo.curvature.contribution import WIDE
 
@@ -31,6 +32,25 @@ SELECTIONS = frozenset(
     torch.permute,
     torch.chunk,
     torch.split,
+}
+# Each element of the result is an element of the argument, whatever the values are; some may be there twice.
+PICKS = SELECTIONS | {
+    torch.Tensor.__getitem__,
+    torch.Tensor.expand,
+    torch.Tensor.expand_as,
+    torch.Tensor.repeat,
+    torch.Tensor.index_select,
+    torch.index_select,
+    torch.embedding,
+    torch.squeeze,
+    torch.unsqueeze,
+    torch.reshape,
+    torch.flatten,
+    torch.narrow,
+    torch.select,
+    torch.unbind,
+    torch.Tensor.split_with_sizes,
+    torch.split_with_sizes,
 }
 
 
@@ -96,6 +116,18 @@ class Derived(torch.autograd.Function):
         return None, *pulled
 
 
+def _hand_out(source: Source) -> Tensor:
+    """A derived tensor for the user's graph; below vmap, because parameters are the same for all samples."""
+    if not torch._C._are_functorch_transforms_active():
+        public: Tensor = Derived.apply(source, *source.roots)  # type: ignore[no-untyped-call]
+        return public
+    lowered = _functorch.pop_dynamic_layer_stack()
+    try:
+        return _hand_out(source)
+    finally:
+        _functorch.push_dynamic_layer_stack(lowered)
+
+
 class Provenance:
     """Knows, by identity, the tensors that stand for parameters and those that are constant."""
 
@@ -150,7 +182,7 @@ class Provenance:
         selects = selects and len(parents) == 1 and parents[0].selects
         source = Source(result, roots, selects)
         self.complex = self.complex or result.is_complex()
-        public: Tensor = Derived.apply(source, *roots)  # type: ignore[no-untyped-call]
+        public = _hand_out(source)
         self.sources[id(public)] = source
         self._forget_with(public, "sources")
         return public

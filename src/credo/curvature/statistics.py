@@ -45,6 +45,11 @@ class Statistics:
         return self._ledger.examples
 
     @property
+    def loss(self) -> Tensor | None:
+        """The sum of what went back, as far as it was one number."""
+        return self._ledger.loss
+
+    @property
     def likelihood(self) -> bool:
         """Whether the loss was a log-likelihood; else it is an error of unknown scale."""
         return self._ledger.likelihood

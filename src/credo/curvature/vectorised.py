@@ -15,12 +15,14 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode
 
-from credo.errors import CallOrderError, UnsupportedOperation
+from credo.errors import CallOrderError, CredoError, UnsupportedOperation
 from credo.kernels.layout import NARROW
 
+# How torch's errors about its own limits under vmap can be told from those of the model itself.
+_OF_VMAP = ("vmap", "functorch", "batched tensor", "Batching rule", "BatchedTensor")
 MANY = 512  # narrow rows from which on their softmax takes longer than to transpose them
 
-Placed = tuple[Tensor, int]  # a tensor, and which of its dimensions counts the samples
+Placed = tuple[Any, Any]  # a tensor, and which of its dimensions counts the samples; or a tuple of each
 Physical = Callable[[tuple[Any, ...], tuple[int | None, ...]], Placed]
 
 
@@ -40,6 +42,13 @@ class Level:
             return (
                 tuple(map(self._unwrapped, result)) if isinstance(result, tuple) else self._unwrapped(result)
             )
+        except RuntimeError as error:
+            if isinstance(error, CredoError) or not any(word in str(error) for word in _OF_VMAP):
+                raise
+            raise UnsupportedOperation(
+                "the samples cannot be computed at once: vectorized=True runs the closure under torch.vmap, which has "
+                f"no answer for an operation in it. Use vectorized=False. torch says: {error}"
+            ) from error
         finally:
             _functorch._vmap_decrement_nesting()
             self.active = False
@@ -63,7 +72,7 @@ class Level:
         pairs = [(None, None) if t is None else _functorch._unwrap_batched(t, self._number) for t in tensors]
         return tuple(t for t, _ in pairs), tuple(place for _, place in pairs)
 
-    def physically(self, run: Physical, tensors: Sequence[Tensor | None]) -> Tensor:
+    def physically(self, run: Physical, tensors: Sequence[Tensor | None]) -> Any:
         """What `run` makes, outside of vmap, of the tensors with their samples and the places of these."""
         if _functorch.peek_interpreter_stack().level() != self._number:
             raise UnsupportedOperation(
@@ -76,6 +85,10 @@ class Level:
             out, place = run(tuple(t for t, _ in pairs), tuple(dim for _, dim in pairs))
         finally:
             _functorch.push_dynamic_layer_stack(lowered)
+        if isinstance(out, tuple):
+            return tuple(
+                _functorch._add_batch_dim(t, p, self._number) for t, p in zip(out, place, strict=True)
+            )
         return _functorch._add_batch_dim(out, place, self._number)
 
     def cross_entropy(self, args: tuple[Tensor, ...], options: Mapping[str, Any]) -> Tensor:
@@ -89,7 +102,8 @@ class Level:
                 out = F.cross_entropy(rows, target, **options)
             return out.view(self.samples, -1), 0
 
-        return self.physically(losses, args)
+        out: Tensor = self.physically(losses, args)
+        return out
 
     def _fold(self, tensor: Tensor, place: int | None) -> Tensor:
         """(K, M, …) → (K·M, …); what all samples share is repeated."""

@@ -25,6 +25,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'credo.optim' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *LATER})
+
+
 __all__ = [
     "IVON",
     "KFAC",

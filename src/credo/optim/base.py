@@ -19,19 +19,20 @@ from credo.distributed import World, world
 from credo.errors import CallOrderError, EmptyBatch
 from credo.optim import arguments, checkpoints, checks
 from credo.optim.block import Block
-from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
+from credo.optim.diagnostics import Diagnosed
 from credo.optim.gathering import Gathered, Seen
 from credo.optim.groups import joining_group, parameter_groups, parameter_names
 from credo.optim.hooks import hooked
 from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
+from credo.optim.monitor import Monitor
 from credo.optim.plan import Plans
 from credo.optim.sampling import MeanKeeper
-from credo.optim.shards import WIDTHS, ElementShards, Shards, whole
+from credo.optim.shards import ElementShards, Shards, whole
 from credo.posterior import Posterior
 
 
-class BayesianOptimizer(torch.optim.Optimizer, ABC):
+class BayesianOptimizer(Diagnosed, ABC):
     """A torch optimiser whose state is a posterior.
 
     Tunables are in `param_groups`, learned values in `state[p]`; `settings` hold for all groups and
@@ -47,6 +48,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     _shards: Shards
     _kind_of_shards: type[Shards] = ElementShards
     _kept: tuple[str, ...] = ()  # further attributes that copies have too
+    _trains_with_noise = True  # whether gradients are taken at samples
     _updates_from_origins = False  # whether `_update` finds means that are still away
 
     def __init__(self, params: Any, defaults: dict[str, Any], settings: dict[str, Any]):
@@ -56,6 +58,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self._start_afresh()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
         join(self, self._module_now())
+        self._monitor.begin(self)
 
     @abstractmethod
     def _sample(self, parameters: list[Tensor]) -> AbstractContextManager[Seen]:
@@ -82,18 +85,6 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     @abstractmethod
     def posterior(self) -> Posterior:
         """What is believed now, independent of the optimiser from here on."""
-
-    @abstractmethod
-    def _parts(self, group: Mapping[str, Any]) -> Sequence[Part]:
-        """What there is to know of the trainable parameters of a group."""
-
-    @final
-    @torch.no_grad()
-    @whole(WIDTHS)
-    def diagnostics(self) -> list[GroupDiagnostics]:
-        """Per group: signal to noise, the shares of s, δ̃ and γ in the precision, the step size, refused steps."""
-        self._refuse_inside("take diagnostics")
-        return [summarise(group, self._parts(group), self.counters["refused"]) for group in self.param_groups]
 
     # Blocks
 
@@ -130,6 +121,8 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
                     checks.refuse_replaced(self._module_now(), parameters, self.names)
                     break
             self._gathered.add(seen, parameters, examples, scale)
+            if scale is None:
+                self._monitor.note(seen)
         for p, grad in zip(parameters, before, strict=True) if before else ():
             if grad is not None:
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
@@ -150,11 +143,13 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
             self._refuse_inside("step")
         try:
             self._keeper.late = self._updates_from_origins and not self._shards.sharded
-            return self._step(closure)
+            loss = self._step(closure)
         finally:
             self._keeper.restore()
             if self._inside == threading.get_ident():  # an interrupt as a block began or ended
                 self._inside = None
+        self._monitor.look(self, loss)
+        return loss
 
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
         loss, alone = None, self._world.alone
@@ -198,6 +193,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
             self.counters["step"] += 1
             self.counters["refused_in_a_row"] = 0
         else:
+            self._monitor.refused(self, gathered, loss)
             checks.count_refused(self.counters)
 
     @final
@@ -271,7 +267,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         """Forgets the samples of the step under way."""
         self._gathered = self._nothing_gathered()
         self._inside, self._left, self._warned = None, checks.Left(), False
-        self._plans = Plans()
+        self._plans, self._monitor = Plans(), Monitor()
         self._keeper = MeanKeeper()
         self._world = world()
         self._shards = self._kind_of_shards(self._world, bool(self.settings.get("sharded")))

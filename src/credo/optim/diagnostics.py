@@ -1,18 +1,21 @@
 """Numbers to look at when training fails: what is noise, what is signal, and what sets the step."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any, Literal, NamedTuple, final, overload
 
 import torch
 from torch import Tensor
 
+from credo.errors import InvalidValue
 from credo.optim.beliefs import Belief
+from credo.optim.shards import WIDTHS, whole
 
 
 @dataclass(frozen=True)
 class GroupDiagnostics:
-    """One parameter group. Shares are means over its weights and sum to one; NaN where there is nothing to tell.
+    """A parameter group or a layer. Shares are means over its weights and sum to one; NaN where nothing is known.
 
     A layer with Kronecker factors has the directions of its eigenvectors in the place of weights, for the shares; it
     counts where its weight is. Bayes by Backprop has no s: what is not the prior's in 1/σ² is what the data have said,
@@ -67,3 +70,89 @@ def summarise(group: Mapping[str, Any], parts: Sequence[Part], refused: int) -> 
         weights=whole.mean.numel(),
         refused_steps=refused,
     )
+
+
+class LayerDiagnostics(dict[str, GroupDiagnostics]):
+    """Layer → what is known of it; `print` shows a table."""
+
+    def __str__(self) -> str:
+        titles = [field.name.replace("_", " ") for field in fields(GroupDiagnostics)]
+        rows = [[name, *(f"{value:.3g}" for value in astuple(own))] for name, own in self.items()]
+        table = [["layer", *titles], *rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        return "\n".join(
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+            for row in table
+        )
+
+
+class Layer(NamedTuple):
+    """Trainable parameters of one module in one group."""
+
+    name: str
+    group: dict[str, Any]
+    members: list[Tensor]
+
+
+def layers_of(groups: Iterable[dict[str, Any]], names: Mapping[int, str]) -> list[Layer]:
+    """A layer is what a module holds by itself, named like it: `features.0` has `features.0.weight` and `.bias`.
+
+    Parameters of one module that lie in different groups, and those without a module, are layers of their own.
+    """
+    homes: dict[str, set[int]] = {}
+    own = [(names[id(p)], g, p) for g in groups for p in g["params"] if p.requires_grad]
+    for name, group, _ in own:
+        homes.setdefault(name.rpartition(".")[0], set()).add(id(group))
+    found: dict[str, Layer] = {}
+    for name, group, p in own:
+        module = name.rpartition(".")[0]
+        key = module if module and len(homes[module]) == 1 else name
+        found.setdefault(key, Layer(key, group, [])).members.append(p)
+    return list(found.values())
+
+
+class Diagnosed(torch.optim.Optimizer, ABC):
+    """An optimiser that can tell what is noise and what is signal."""
+
+    counters: dict[str, int]
+
+    @abstractmethod
+    def _parts(self, group: Mapping[str, Any]) -> Sequence[Part]:
+        """What there is to know of the trainable parameters of a group."""
+
+    @abstractmethod
+    def _refuse_inside(self, what: str) -> None: ...
+
+    @abstractmethod
+    def names(self) -> dict[int, str]:
+        """id → name; parameters that came without names are numbered."""
+
+    @overload
+    def diagnostics(self, by: Literal["group"] = "group") -> list[GroupDiagnostics]: ...
+
+    @overload
+    def diagnostics(self, by: Literal["layer"]) -> LayerDiagnostics: ...
+
+    @final
+    @torch.no_grad()
+    @whole(WIDTHS)
+    def diagnostics(self, by: str = "group") -> list[GroupDiagnostics] | LayerDiagnostics:
+        """Signal to noise, the shares of s, δ̃ and γ in the precision, the step size, refused steps.
+
+        A list with a record for each group; with by="layer" a mapping from the names of layers to records.
+        """
+        self._refuse_inside("take diagnostics")
+        refused = self.counters["refused"]
+        if by == "group":
+            return [summarise(group, self._parts(group), refused) for group in self.param_groups]
+        if by != "layer":
+            raise InvalidValue(f"by must be 'group' or 'layer', got {by!r}.")
+        layers = layers_of(self.param_groups, self.names())
+        return LayerDiagnostics(
+            {own.name: summarise(own.group, parts_of(self, own), refused) for own in layers}
+        )
+
+
+def parts_of(optimizer: Diagnosed, layer: Layer) -> Sequence[Part]:
+    """What there is to know of a layer; nothing where the method knows nothing of it, such as deterministic weights."""
+    return optimizer._parts({**layer.group, "params": layer.members})

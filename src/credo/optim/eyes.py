@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from credo.curvature.engine import ENGINE_CALLS, EngineCall, read_engine_call
+from credo.curvature.engine import ENGINE_CALLS, EngineCall, added_loss, read_engine_call
 from credo.curvature.inspections import INSPECTIONS
 from credo.curvature.likelihood import is_likelihood
 from credo.curvature.operation import lead_before_merge
@@ -34,6 +34,7 @@ class Eyes(TorchFunctionMode, ABC):
         self.examples = 0
         self.counted = True
         self.likelihood = False  # whether the last loss was one
+        self.loss: Tensor | None = None  # the sum of what went back, as far as it was one number
         self.at_once = False  # whether several samples are computed together, under vmap
         self.used: set[int] = set()
         self.forward_number = 0  # of the forward passes that had a backward pass between them
@@ -109,6 +110,7 @@ class Eyes(TorchFunctionMode, ABC):
             self._going_back = False
         self._check_gradients()
         self.examples += examples
+        self.loss = added_loss(self.loss, call)
         self._went_back = True
         return result
 

@@ -89,6 +89,10 @@ class GatheredFactors(Gathered):
             Column(weights, [layer.outputs for layer in layers], outputs, True, 1.0, take_outputs),
         ]
 
+    def by_parameter(self) -> Iterable[tuple[int, Tensor]]:
+        factors = [(key, f) for key, sums in self.layers.items() for f in (sums.inputs, sums.outputs)]
+        return [*factors, *self.squares.items()]
+
     def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
         factors = [factor for sums in self.layers.values() for factor in (sums.inputs, sums.outputs)]
         return [*factors, *self.squares.values(), *self._norms]

@@ -42,6 +42,10 @@ class GatheredTable(Gathered):
         return [tabled(self.table, parameters, mean_loss)]
 
     @final
+    def by_parameter(self) -> Iterable[tuple[int, Tensor]]:
+        return self.table.items()
+
+    @final
     def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
         """Norms: the updates square these numbers, and what overflows there would stay for ever."""
         numbers = [*self._gradients(parameters), *self.table.values()]

@@ -24,6 +24,10 @@ class Seen(Protocol):
     def counted(self) -> bool:
         """Whether that number is exact; else it is 1 for each backward pass."""
 
+    @property
+    def loss(self) -> Tensor | None:
+        """What went back, if it was one number: the sum over the backward passes."""
+
 
 class Gathered(ABC):
     """Sums over the samples of one step."""
@@ -90,6 +94,10 @@ class Gathered(ABC):
         """What the ranks of a world must add up, beside the gradients; the same places on all of them."""
 
     @abstractmethod
+    def by_parameter(self) -> Iterable[tuple[int, Tensor]]:
+        """The ids of parameters with what was gathered of each, beside its gradient."""
+
+    @abstractmethod
     def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
         """Everything that must be finite, beside the gradients of the parameters."""
 
@@ -129,6 +137,9 @@ class GatheredSquares(Gathered):
         """Squares that were not taken in a block: one sample of `examples`."""
         self.samples, self.examples, self.squares = 1, examples, squares
         self.unit, self.vectorized = 1 / examples, True
+
+    def by_parameter(self) -> Iterable[tuple[int, Tensor]]:
+        return self.squares.items()
 
     def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
         return self.squares.values()

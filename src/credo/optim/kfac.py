@@ -17,6 +17,8 @@ from credo.posterior import Posterior
 class KFAC(KroneckerOptimizer):
     """As `NoisyKFAC`, without noise in the weights; the arguments mean the same."""
 
+    _trains_with_noise = False
+
     def __init__(
         self,
         params: Any,

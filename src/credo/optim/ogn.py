@@ -18,6 +18,8 @@ from credo.posterior import Posterior
 class OGN(GaussNewton):
     """As `VOGN`, without noise in the weights; the arguments mean the same."""
 
+    _trains_with_noise = False
+
     def __init__(
         self,
         params: Any,

@@ -116,6 +116,13 @@ class Recurrent(Operation):
         self.lead = len(x) if batch_first else examples_second(x, self.name)
         return self
 
+    def example_axis(self, slot: int) -> int:
+        """The states of a sequence have the layers in front, whatever the sequence itself has."""
+        return 0 if self.is_cell or (slot == 0 and self._batch_first) else 1
+
+    def result_axis(self, number: int) -> int:
+        return self.example_axis(number)
+
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
         outputs = self._function(tensors[0], tensors[1 : self._first], tensors[self._first :])
         return outputs, ()

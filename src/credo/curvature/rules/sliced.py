@@ -14,10 +14,10 @@ from torch import Tensor
 from credo.curvature.contribution import Contribution
 from credo.curvature.operation import Operation, Outputs, Pieces
 from credo.curvature.rules.convolution import Convolution, TransposedConvolution
+from credo.curvature.rules.elementwise import Elementwise
 from credo.curvature.rules.embedding import Embedding
 from credo.curvature.rules.linear import AddMM, Linear, RightProduct
 from credo.curvature.rules.normalisation import BatchNorm
-from credo.curvature.rules.recurrent import Recurrent
 from credo.errors import UnsupportedOperation
 
 # For these rᵢ is a function of x and g, whatever the weight.
@@ -49,10 +49,15 @@ class Joined(Contribution):
 
 
 class Sliced(Operation):
-    """`operation` cut into slices along its examples; `stacks` has the weights of the slices, slot by slot."""
+    """`operation` cut into slices along its examples; `stacks` has the weights of the slices, slot by slot.
+
+    Inside attention rows may be merged, (T·M, d), where the examples cannot be cut: they are seen as (T, M, d) here.
+    """
 
     def __init__(self, operation: Operation, stacks: dict[int, Tensor], data: frozenset[int], slices: int):
-        _refuse(operation)
+        _refuse(operation, stacks, data)
+        rows = operation.tensors[0]
+        self._merged = operation.axis == 1 and rows is not None and rows.dim() == 2
         self._inner, self._stacks, self._data = operation, stacks, data
         self.tensors, self.parameter_slots = operation.release(), operation.parameter_slots
         self.name, self.axis = operation.name, operation.axis
@@ -64,10 +69,14 @@ class Sliced(Operation):
             return self._batched_linear(*tensors), ()
         parts = [self._inner.on(cut) for cut in self._cut(tensors)]
         outputs = [part.forward(*part.release()) for part in parts]
-        if any(extras for _, extras in outputs) or not all(isinstance(out, Tensor) for out, _ in outputs):
+        if any(extras for _, extras in outputs):
             raise UnsupportedOperation(f"{self.name} cannot have different weights for different slices.")
         self._parts = parts
-        return torch.cat([out for out, _ in outputs], self.axis), ()  # type: ignore[misc]
+        if isinstance(outputs[0][0], Tensor):
+            joined = torch.cat([out for out, _ in outputs], self._inner.result_axis(0))  # type: ignore[misc]
+            return joined.flatten(0, 1) if self._merged else joined, ()
+        results = zip(*(out for out, _ in outputs), strict=True)
+        return tuple(torch.cat(some, self._inner.result_axis(k)) for k, some in enumerate(results)), ()
 
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
@@ -95,30 +104,44 @@ class Sliced(Operation):
         self, grads: Any, needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
     ) -> Pieces:
         rows = self.lead // examples  # of one example
-        cuts = zip(
-            self._parts, self._cut(saved), grads[0].split(self._sizes, self.axis), self._sizes, strict=True
-        )
-        pieces = [part.backward((g,), needed, size // rows, cut) for part, cut, g, size in cuts]
-        return [
-            _join(list(parts), self.axis, k in self._data)
+        shares = zip(*(self._shares(g, k) for k, g in enumerate(grads)), strict=True)
+        cuts = zip(self._parts, self._cut(saved), shares, self._sizes, strict=True)
+        pieces = [part.backward(g, needed, size // rows, cut) for part, cut, g, size in cuts]
+        joined = [
+            _join(list(parts), self._inner.example_axis(k), k in self._data)
             for k, parts in enumerate(zip(*pieces, strict=True))
         ]
+        if self._merged and isinstance(joined[0], Tensor):
+            joined[0] = joined[0].flatten(0, 1)
+        return joined
+
+    def _shares(self, grad: Tensor | None, number: int) -> Sequence[Tensor | None]:
+        """The gradient of one result, slice by slice."""
+        if grad is None:
+            return [None] * len(self._sizes)
+        return self._split(self._unmerged(grad), self._inner.result_axis(number))
+
+    def _split(self, tensor: Tensor, axis: int) -> Sequence[Tensor]:
+        pieces: Sequence[Tensor] = tensor.split(self._sizes, axis)  # type: ignore[no-untyped-call]
+        return pieces
+
+    def _unmerged(self, rows: Tensor) -> Tensor:
+        return rows.unflatten(0, (-1, self.lead)) if self._merged else rows  # type: ignore[no-untyped-call]
 
     def _cut(self, tensors: Sequence[Tensor | None]) -> list[list[Any]]:
         """The tensors of each slice: data by rows, stacked weights by their own, the rest whole."""
         columns: list[Sequence[Any]] = []
         for k, tensor in enumerate(tensors):
+            axis = self._inner.example_axis(k)
             if k in self._stacks:
                 columns.append(self._stacks[k].unbind(0)[: len(self._sizes)])
-            elif (
-                k in self._data
-                and tensor is not None
-                and tensor.dim() > self.axis
-                and tensor.shape[self.axis] == self.lead
-            ):
-                columns.append(tensor.split(self._sizes, self.axis))  # type: ignore[no-untyped-call]
-            else:
-                columns.append([tensor] * len(self._sizes))
+                continue
+            if k in self._data and tensor is not None:
+                tensor = self._unmerged(tensor)
+                if tensor.dim() > axis and tensor.shape[axis] == self.lead:
+                    columns.append(self._split(tensor, axis))
+                    continue
+            columns.append([tensor] * len(self._sizes))
         return [list(cut) for cut in zip(*columns, strict=True)]
 
     def _as_one_product(self, tensors: Sequence[Tensor | None]) -> bool:
@@ -139,15 +162,31 @@ class Sliced(Operation):
         return out.view(*x.shape[:-1], weights.shape[2])
 
 
-def _refuse(operation: Operation) -> None:
-    rows = operation.tensors[0]
-    merged = operation.axis == 1 and rows is not None and rows.dim() == 2
-    if merged or isinstance(operation, (Recurrent, BatchNorm)):
+def _refuse(operation: Operation, stacks: dict[int, Tensor], data: frozenset[int]) -> None:
+    if isinstance(operation, BatchNorm):
         raise UnsupportedOperation(
             f"{operation.name} cannot have different weights for different slices of the batch. Use mc_samples "
-            "without slices and without vectorized; for BatchNorm, pass the module to the optimiser, so that it "
-            "is deterministic."
+            "without slices and without vectorized; or pass the module to the optimiser, so that its BatchNorm layers "
+            "are deterministic."
         )
+    if operation.lead < 1:
+        raise UnsupportedOperation(
+            f"{operation.name} on a tensor without a dimension that counts examples cannot have different weights for "
+            "different slices of the batch. Use mc_samples without slices and without vectorized, or give the batch a "
+            "leading dimension."
+        )
+    dims = max((t.dim() for k in data if (t := operation.tensors[k]) is not None), default=0)
+    for weights in stacks.values():  # (S, *shape)
+        if (
+            isinstance(operation, Elementwise)
+            and weights.dim() > dims
+            and weights.shape[1] == operation.lead > 1
+        ):
+            raise UnsupportedOperation(
+                f"{operation.name} has a parameter of shape {tuple(weights.shape[1:])} with a row for each of the "
+                f"{operation.lead} examples, which slices of the batch cannot share. Use mc_samples without slices and "
+                "without vectorized."
+            )
 
 
 def _slice_sizes(examples: int, slices: int, lead: int) -> list[int]:
