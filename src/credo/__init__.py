@@ -71,4 +71,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, *optim.LATER})
+    return sorted({*globals(), *_LATER, *optim.LATER, "tune"})

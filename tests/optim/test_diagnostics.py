@@ -34,7 +34,7 @@ def test_noise_and_signal_are_those_of_the_posterior(method):
 
 @pytest.mark.parametrize("method", [credo.VOGN, credo.OGN, credo.IVON])
 def test_shares_and_step_of_a_diagonal_precision(method):
-    options = {} if method is credo.IVON else {"damping": 0.2}
+    options = {"lr": 0.2} if method is credo.IVON else {"lr": 0.01, "damping": 0.2}
     _, optimizer = trained(method, prior_precision=DELTA, **options)
     (found,), damping = optimizer.diagnostics(), options.get("damping", 0.0)
     s = torch.cat([h.flatten() for h in optimizer.curvature().values()])
@@ -51,7 +51,13 @@ def test_shares_and_step_of_a_diagonal_precision(method):
 def test_shares_and_step_of_kronecker_factors(method, form):
     """Against the dense A ⊗ G of each layer; refreshed at every step, so that the inverses are those of the factors."""
     damping = 0.2
-    options = {"factor_interval": 1, "inverse_interval": 1, "damping_form": form, "damping": damping}
+    options = {
+        "factor_interval": 1,
+        "inverse_interval": 1,
+        "damping_form": form,
+        "damping": damping,
+        "lr": 0.01,
+    }
     _, optimizer = trained(method, prior_precision=DELTA, **options)
     (found,), shift = optimizer.diagnostics(), DELTA / N + damping
     curvature, prior, steps = [], [], []

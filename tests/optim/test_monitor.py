@@ -208,10 +208,10 @@ def test_weights_that_grow(method, soon):
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_ivon_on_targets_that_nobody_has_scaled(outputs):
-    """Without a refused step it ends far away."""
+    """At a rate of its own, without a refused step, it ends far away."""
     model = built(lambda: nn.Sequential(nn.Linear(3, 50), nn.ReLU(), nn.Linear(50, outputs)))
     x, y = curve()
-    optimizer = credo.IVON(model, data_size=len(x))
+    optimizer = credo.IVON(model, 0.2, data_size=len(x))
     found = train(optimizer, model, x, 100 + 100 * y.expand(-1, outputs), F.mse_loss, steps=60)
     assert optimizer.counters["refused"] == 0
     assert sum("training diverges" in text for text in found) == 1

@@ -52,7 +52,8 @@ def test_groups_have_their_own_numbers():
 
 def test_normalisation_layers_are_deterministic_and_without_a_prior():
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.LayerNorm(5), nn.Linear(5, 3))
-    optimizer = credo.VOGN(model, data_size=100, initial_curvature=1.0, prior_precision=1e6)
+    numbers = {"lr": 0.15, "damping": 3.0, "initial_curvature": 1.0, "prior_precision": 1e6}
+    optimizer = credo.VOGN(model, data_size=100, **numbers)
     mean = snapshot(model)
     with optimizer.sampled():
         moved = {name for name, p in model.named_parameters() if not torch.equal(p, mean[name])}
@@ -181,8 +182,13 @@ def test_unused_parameters_are_skipped(method):
     for _ in range(3):
         optimizer.step(losses(model))
     assert torch.equal(idle.weight, before)
-    curvature = optimizer.settings.get("initial_curvature") or optimizer.defaults.get("damping")  # h₀ of IVON
-    variance = math.exp(-6) if method is credo.BayesByBackprop else 1 / (100 * (1 / 100 + curvature))
+    square = float(idle.weight.detach().square().mean())
+    kappa = 0.3 / math.sqrt(3)  # of three matrices
+    if method is not credo.BayesByBackprop:
+        kappa *= 1 + 3 * len(X) / 100 / 6  # three batches of a hundred examples
+    c = optimizer.defaults.get("damping")  # γ = c·h̄; of what has not been seen h̄ is 1
+    share = {credo.BayesByBackprop: 1.0, credo.IVON: 1 / (1 + kappa**2)}.get(method)
+    variance = kappa**2 * square * (share or (1 + c) / (c + kappa**2 * (1 + c)))
     expected = torch.full((2, 2), variance)
     torch.testing.assert_close(optimizer.posterior().variance["idle.weight"], expected)
 
@@ -261,7 +267,7 @@ def test_the_deterministic_core_works_from_gradients_and_supplied_squares():
     results = []
     for supplied in (False, True):
         model = network(torch.float64)
-        optimizer = credo.OGN(model, data_size=100)
+        optimizer = credo.OGN(model, data_size=100, averaging=0, tempering=1.0)
         for _ in range(3):
             if supplied:
                 squares = credo.squared_gradients(

@@ -29,7 +29,7 @@ FARTHEST = 24  # operations looked at
 
 
 def is_likelihood(roots: Sequence[Tensor]) -> bool:
-    """Breadth first from the loss: whichever comes first decides; none of them is taken for an error."""
+    """Whether a way from the loss meets a likelihood before it meets an error; a penalty beside it changes nothing."""
     waiting: deque[Any] = deque(root.grad_fn for root in roots if root.grad_fn is not None)
     for _ in range(FARTHEST):
         if not waiting:
@@ -38,7 +38,6 @@ def is_likelihood(roots: Sequence[Tensor]) -> bool:
         name = node.name().removesuffix("0").removesuffix("Backward").rstrip("0123456789D")
         if name in LIKELIHOODS:
             return True
-        if name in ERRORS:
-            return False
-        waiting.extend(following for following, _ in node.next_functions if following is not None)
+        if name not in ERRORS:
+            waiting.extend(following for following, _ in node.next_functions if following is not None)
     return False

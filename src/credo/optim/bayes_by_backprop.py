@@ -27,7 +27,7 @@ from credo.optim.gathered_tables import GatheredVariances
 from credo.optim.gathering import Gathered
 from credo.optim.inner import Build, Inner, Moved, adam
 from credo.optim.priors import take_prior
-from credo.optim.relative import NOISE, check_relative, share_noise, start_scale
+from credo.optim.relative import NOISE, TensorNumbers, check_relative, share_noise, start_scale
 from credo.optim.reparameterisation import Uncertain
 from credo.optim.reparameterised_blocks import ReparameterisedOptimizer, shared_samples
 from credo.optim.shards import WIDTHS, ElementShards, whole
@@ -36,6 +36,7 @@ from credo.posterior.gaussian import kl_terms, total
 
 Row = list[Tensor] | tuple[Tensor, ...]  # one tensor for each parameter
 RELATIVE = "relative"
+TEMPERING = 0.1  # τ beside a start that is relative to the weights
 LOG_VARIANCES = (-60.0, 60.0)  # between these a variance is a positive float32, whatever the inner one does
 INITIALISATION = 2**64 - 1  # the stream of noise that no draw will reach
 
@@ -80,6 +81,7 @@ class BayesByBackprop(ReparameterisedOptimizer):
         Inside a block the weights then hold the mean, and no single sample exists; `p.detach()` shows one.
     initial_log_variance: where log σ² starts; "relative": σ at κ of the tensor's weights; None: at the prior's.
     initial_mean_sd: draws μ anew from N(0, sd²), the paper's 0.1 say; None keeps the model's own initialisation.
+    tempering: τ; None: 0.1, or 1 if initial_log_variance is given.
     mc_samples: K samples a step, each on the whole minibatch.
     convolution_samples: how many of these K the convolutions have (the paper: K = 10, and 1 of them); each is shared by
         K/convolution_samples samples of the other layers. None: as many as the others.
@@ -101,7 +103,7 @@ class BayesByBackprop(ReparameterisedOptimizer):
         inner: Build = adam,
         prior_precision: float = 1.0,  # δ = 1/σ₀²
         prior: Posterior | None = None,
-        tempering: float = 0.1,  # τ
+        tempering: float | None = None,  # τ
         mc_samples: int = 1,  # K
         convolution_samples: int | None = None,
         vectorized: bool = False,
@@ -114,12 +116,13 @@ class BayesByBackprop(ReparameterisedOptimizer):
         shared_noise: bool = False,
         sharded: bool = False,
     ):
+        relative = isinstance(initial_log_variance, str) and initial_log_variance == RELATIVE
         defaults = {
             "lr": arguments.learning_rate(lr),
             "prior_precision": prior_precision,  # δ
-            "tempering": tempering,  # τ
+            "tempering": (TEMPERING if relative else 1.0) if tempering is None else tempering,  # τ
             "local": local,
-            "noise": NOISE if initial_log_variance == RELATIVE else None,  # κ√L
+            "noise": NOISE if relative else None,  # κ√L
         }
         settings = {
             "data_size": arguments.whole("data_size", data_size, 1),  # N
@@ -274,8 +277,12 @@ class BayesByBackprop(ReparameterisedOptimizer):
     def _part(self, group: Mapping[str, Any], p: Tensor) -> Part:
         variance = self._log_variance(group, p).exp()
         prior = variance * self.state[p].get("prior_precision", group["prior_precision"])
-        one, none = torch.ones_like(variance), torch.zeros_like(variance)
-        return Part(p.detach(), variance.sqrt(), one, 1 - prior, prior, none)
+        lr, none = float(group["lr"]), torch.zeros_like(variance)
+        precision = math.nan if "prior_precision" in self.state[p] else group["prior_precision"]
+        numbers = TensorNumbers(lr, 0.0, group["tempering"], precision)
+        return Part(
+            p.detach(), variance.sqrt(), torch.full_like(variance, lr), 1 - prior, prior, none, numbers
+        )
 
     # What is believed
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from credo.curvature.contribution import widen
+from credo.optim.relative import TensorNumbers
 
 
 @dataclass(slots=True)
@@ -16,10 +17,19 @@ class Belief:
     parameter: Tensor
     curvature: Tensor | None  # s; None before its first gradient
     shrinkage: float | Tensor  # δ̃ = τδ/N
-    damping: float  # γ
-    tempering: float  # τ
+    numbers: TensorNumbers  # α, γ, τ, δ
     data_size: float  # N
     deterministic: bool
+
+    @property
+    def damping(self) -> float:
+        """γ."""
+        return float(self.numbers.damping)
+
+    @property
+    def tempering(self) -> float:
+        """τ."""
+        return float(self.numbers.tempering)
 
     @property
     def scale(self) -> float:

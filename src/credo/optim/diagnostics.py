@@ -10,6 +10,7 @@ from torch import Tensor
 
 from credo.errors import InvalidValue
 from credo.optim.beliefs import Belief
+from credo.optim.relative import TensorNumbers
 from credo.optim.shards import WIDTHS, whole
 
 
@@ -30,6 +31,10 @@ class GroupDiagnostics:
         float  # median of α/(s + δ̃ + γ), what a unit of m moves the mean by; Bayes by Backprop: the inner's α
     )
     noise: float  # median of σ
+    lr: float  # α; this and the next three as chosen for the tensors, means over the weights
+    damping: float  # γ
+    tempering: float  # τ
+    prior_precision: float  # δ; NaN under a posterior as prior
     weights: int
     refused_steps: int
 
@@ -39,10 +44,11 @@ class Part(NamedTuple):
 
     mean: Tensor
     sigma: Tensor
-    step: Tensor  # the diagonal of the inverse that the gradient is multiplied by
+    step: Tensor  # α times the diagonal of the inverse that the gradient is multiplied by
     curvature: Tensor
     prior: Tensor
     damping: Tensor
+    numbers: TensorNumbers
 
 
 def part_of(belief: Belief) -> Part:
@@ -52,24 +58,41 @@ def part_of(belief: Belief) -> Part:
     s = torch.zeros_like(precision) if belief.curvature is None else belief.curvature
     rest = precision - s
     damping = belief.damping / precision
-    mean = belief.parameter.detach()
-    return Part(mean, variance.sqrt(), 1 / precision, s / precision, rest / precision - damping, damping)
+    mean, numbers = belief.parameter.detach(), belief.numbers
+    shares = s / precision, rest / precision - damping, damping
+    return Part(mean, variance.sqrt(), numbers.lr / precision, *shares, numbers)
 
 
 def summarise(group: Mapping[str, Any], parts: Sequence[Part], refused: int) -> GroupDiagnostics:
-    columns = [torch.cat([column.flatten() for column in some]) for some in zip(*parts, strict=True)]
-    whole = Part(*(columns or [torch.empty(0)] * len(Part._fields)))
+    rows = zip(*[part[:-1] for part in parts], strict=True)
+    columns = [torch.cat([column.flatten() for column in row]) for row in rows] or [torch.empty(0)] * 6
+    mean, sigma, step, curvature, prior, damping = columns
+    means = _mean_numbers(parts)
     certain = group["deterministic"]
     return GroupDiagnostics(
-        signal_to_noise=float("inf") if certain else float((whole.mean.abs() / whole.sigma).median()),
-        curvature_share=float(whole.curvature.mean()),
-        prior_share=float(whole.prior.mean()),
-        damping_share=float(whole.damping.mean()),
-        step_size=float((float(group["lr"]) * whole.step).median()),
-        noise=0.0 if certain else float(whole.sigma.median()),
-        weights=whole.mean.numel(),
+        signal_to_noise=float("inf") if certain else float((mean.abs() / sigma).median()),
+        curvature_share=float(curvature.mean()),
+        prior_share=float(prior.mean()),
+        damping_share=float(damping.mean()),
+        step_size=float(step.median()),
+        noise=0.0 if certain else float(sigma.median()),
+        lr=means.lr,
+        damping=means.damping,
+        tempering=means.tempering,
+        prior_precision=0.0 if certain else means.prior_precision,
+        weights=mean.numel(),
         refused_steps=refused,
     )
+
+
+def _mean_numbers(parts: Sequence[Part]) -> TensorNumbers:
+    """Means over the weights."""
+    total = sum(part.mean.numel() for part in parts)
+    if not total:
+        return TensorNumbers(*[float("nan")] * 4)
+    columns = zip(*[part.numbers for part in parts], strict=True)
+    weights = [part.mean.numel() / total for part in parts]
+    return TensorNumbers(*(sum(w * float(x) for w, x in zip(weights, own, strict=True)) for own in columns))
 
 
 class LayerDiagnostics(dict[str, GroupDiagnostics]):

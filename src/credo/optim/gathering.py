@@ -108,6 +108,7 @@ class GatheredSquares(Gathered):
 
     unit = 1.0
     likelihood = False  # whether the loss was a log-likelihood
+    supplied = False  # whether the gradient was taken at the parameters, by whoever supplied it
 
     def __init__(self) -> None:
         self.squares: dict[int, Tensor] = {}
@@ -136,7 +137,7 @@ class GatheredSquares(Gathered):
     def supply(self, squares: dict[int, Tensor], examples: int) -> None:
         """Squares that were not taken in a block: one sample of `examples`."""
         self.samples, self.examples, self.squares = 1, examples, squares
-        self.unit, self.vectorized = 1 / examples, True
+        self.unit, self.vectorized, self.supplied = 1 / examples, True, True
 
     def by_parameter(self) -> Iterable[tuple[int, Tensor]]:
         return self.squares.items()

@@ -191,6 +191,9 @@ class GaussNewton(SquaresOptimizer):
         if self.counters["step"] == 0:
             self.counters["likelihood"] = self._world.largest(int(gathered.likelihood))[0]
         self._begin(ready, gradient_unit, squares_unit)
+        if gathered.supplied:  # at the parameters, which are the iterates then
+            for offset in (own["offset"] for one in ready for own in one.states if "offset" in own):
+                offset.zero_()
         if not all(self._update_group(one, gradient_unit, squares_unit, check) for one in ready):
             return False
         self._count_examples(gathered)
@@ -246,8 +249,9 @@ class GaussNewton(SquaresOptimizer):
             both = torch.cat([sums, sizes], 1)
             self._world.add_(both)
             sums, sizes = both[:, :3], both[:, 3:]
-        for own, row, size in zip(states, sums, sizes.flatten().tolist(), strict=True):
-            new = scale_of(row, round(size))
+        counts = sizes.flatten().tolist()
+        for own, p, row, size in zip(states, parameters, sums, counts, strict=True):
+            new = scale_of(row, round(size), p.dim() > 1)
             if (known := own.get(SCALE)) is not None:
                 new[0], new[2] = known[0], new[2] or known[2]
             own[SCALE] = new
@@ -308,6 +312,9 @@ class GaussNewton(SquaresOptimizer):
     def _uncertain(self) -> Drawn:
         if self._shards.sharded:  # collective: the ranks put their parts together
             with self._shards.drawing(self):
+                for p in (p for group in self.param_groups if is_relative(group) for p in group["params"]):
+                    if SCALE not in self.state[p]:  # now that it is whole
+                        self.state[p][SCALE] = start_scale(p)
                 return self._drawn()
         return self._drawn()
 
@@ -339,9 +346,7 @@ class GaussNewton(SquaresOptimizer):
 
     def _growth(self) -> float:
         """Of the noise."""
-        return growth(
-            self.counters["examples"] / self.settings["data_size"], bool(self.counters["likelihood"])
-        )
+        return growth(self.counters["examples"] / self.data_size, bool(self.counters["likelihood"]))
 
     @final
     def _plan(self, group: dict[str, Any]) -> Plan:
@@ -422,8 +427,7 @@ class GaussNewton(SquaresOptimizer):
                         p,
                         state.get("curvature"),
                         self._shrinkage(group, p),
-                        own.damping,
-                        own.tempering,
+                        own._replace(prior_precision=math.nan) if "prior_precision" in state else own,
                         self.data_size,
                         group["deterministic"],
                     )

@@ -336,7 +336,7 @@ class IVON(BayesianOptimizer):
     def _numbers_of(self, group: dict[str, Any], p: Tensor) -> TensorNumbers:
         """α, τ and δ of one parameter."""
         scale = self._moved_state(group, p)[SCALE] if is_relative(group) else None
-        passes = self.counters["examples"] / self.settings["data_size"]
+        passes = self.counters["examples"] / self.data_size
         return numbers(group, scale, self.data_size, growth(passes, bool(self.counters["likelihood"])))
 
     def beliefs(self) -> Iterator[Belief]:
@@ -346,7 +346,9 @@ class IVON(BayesianOptimizer):
             for p in group["params"]:
                 if p.requires_grad:
                     curvature, own = self._moved_state(group, p)["curvature"], self._numbers_of(group, p)
-                    rest = 0.0, own.tempering, total, group["deterministic"]
+                    if "prior_precision" in self.state[p]:
+                        own = own._replace(prior_precision=math.nan)
+                    rest = own, total, group["deterministic"]
                     yield Belief(names[id(p)], p, curvature, self._shrinkage(group, p), *rest)
 
     def _parts(self, group: Mapping[str, Any]) -> list[Part]:

@@ -1,5 +1,6 @@
 """What K-FAC knows at any time: the layers with their factors, the other parameters with their squares."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, final
 
@@ -43,8 +44,9 @@ class KroneckerState(FactorOptimizer):
             if p.requires_grad and name not in inside:
                 curvature, shrinkage = self._moved_state(p).get("curvature"), self._shrinkage(group, p)
                 own = self._numbers_of(group, p)
-                rest = own.damping, own.tempering, self.data_size, group["deterministic"]
-                yield Belief(name, p, curvature, shrinkage, *rest)
+                if "prior_precision" in self.state[p]:
+                    own = own._replace(prior_precision=math.nan)
+                yield Belief(name, p, curvature, shrinkage, own, self.data_size, group["deterministic"])
 
     def _entries(self) -> dict[str, tuple[int, Tensor, dict[str, Any]]]:
         """Name → place among all parameters, parameter, group."""
@@ -63,7 +65,11 @@ class KroneckerState(FactorOptimizer):
         members, form = set(map(id, group["params"])), self.settings["damping_form"]
         layers = [layer for layer in self.layers() if id(layer.weight) in members]
         rest = [part_of(b) for b in self.beliefs() if id(b.parameter) in members]
-        return [_part_of_layer(layer, form, self.data_size) for layer in layers] + rest
+        numbers = [self._numbers_of(layer.group, layer.weight) for layer in layers]
+        return [
+            _part_of_layer(layer, own, form, self.data_size)
+            for layer, own in zip(layers, numbers, strict=True)
+        ] + rest
 
     @final
     def _unknown(self) -> list[str]:
@@ -93,7 +99,7 @@ class KroneckerState(FactorOptimizer):
         if is_relative(group):
             scale = self.state[p].get(SCALE)
             scale = start_scale(p) if scale is None else scale
-        passes = self.counters["examples"] / self.settings["data_size"]
+        passes = self.counters["examples"] / self.data_size
         return numbers(group, scale, self.data_size, growth(passes, bool(self.counters["likelihood"])))
 
     def _mean_shrinkage(self, members: list[tuple[Tensor, dict[str, Any]]]) -> float | Tensor:
@@ -125,7 +131,7 @@ class KroneckerState(FactorOptimizer):
             yield name, bias_name
 
 
-def _part_of_layer(layer: KroneckerLayer, form: str, data_size: float) -> Part:
+def _part_of_layer(layer: KroneckerLayer, own: TensorNumbers, form: str, data_size: float) -> Part:
     """Shares by the eigenvalues of A ⊗ G; what "pi" adds beside δ̃ + γ is shared out as these are."""
     inverse = layer.root(form).variance()  # the diagonal of H⁻¹
     mean = layer.packed(*(p.detach() for p in layer.members))
@@ -133,4 +139,5 @@ def _part_of_layer(layer: KroneckerLayer, form: str, data_size: float) -> Part:
     curvature, total = layer.eigenvalues(form)
     rest = (total - curvature) / total
     of_prior = layer.shrinkage / (layer.shrinkage + layer.damping)
-    return Part(mean, sigma, inverse, curvature / total, rest * of_prior, rest * (1 - of_prior))
+    shares = curvature / total, rest * of_prior, rest * (1 - of_prior)
+    return Part(mean, sigma, own.lr * inverse, *shares, own)

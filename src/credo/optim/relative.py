@@ -37,6 +37,7 @@ LARGEST_GROWTH = 7.0
 AVERAGING = 8.0  # η: the mean is over the last ninth of all steps or so
 FOLLOWED = 0.1  # weight of the newest gradient in its mean square, where that is followed
 SMALLEST_SQUARE = 1e-4  # v of what starts at zero, such as biases
+NOTHING = 1e-12  # mean square of a matrix that starts at zero
 
 
 class TensorNumbers(NamedTuple):
@@ -170,18 +171,24 @@ def measure(weight: Tensor, curvature: Tensor, gradient: Tensor | None = None) -
     return torch.stack([weight.detach().double().square().sum(), curvature.double().sum(), squares])
 
 
-def scale_of(sums: Tensor, weights: int) -> Scale:
+def scale_of(sums: Tensor, weights: int, matrix: bool) -> Scale:
     """From `measure` of a tensor, or the sum of it over its parts, with so many weights."""
     square, curvature, gradient = (max(number, 0.0) / max(weights, 1) for number in sums.tolist())
     mean = max(curvature, TINY)
     alignment = min(max(math.sqrt(gradient / mean), 1e-3), 1e3) if gradient else 0.0
-    return torch.tensor([max(square, SMALLEST_SQUARE), mean, alignment], dtype=torch.float64)
+    return torch.tensor([size_of(square, matrix), mean, alignment], dtype=torch.float64)
 
 
 def start_scale(weight: Tensor, curvature: float = 1.0) -> Scale:
     """Of a tensor that has not seen data: any curvature will do, because the noise is relative to the weights."""
     square = float(weight.detach().double().square().mean()) if weight.numel() else 0.0
-    return torch.tensor([max(square, SMALLEST_SQUARE), curvature, 0.0], dtype=torch.float64)
+    return torch.tensor([size_of(square, weight.dim() > 1), curvature, 0.0], dtype=torch.float64)
+
+
+def size_of(square: float, matrix: bool) -> float:
+    """v from the mean square. A matrix has the size it has unless it starts at zero; vectors, which may start small and
+    have to grow, have at least that of a weight of 0.01."""
+    return square if matrix and square > NOTHING else max(square, SMALLEST_SQUARE)
 
 
 def measure_curvature(scale: Scale, curvature: float) -> None:
@@ -211,7 +218,7 @@ def follow_gradient_(scale: Scale, step: int, mean_square: float, examples: floa
     known = alignment**2 * curvature
     following = mean_square if step == 1 else known + FOLLOWED * (mean_square - known)
     if examples is not None:
-        scale[1] = curvature = curvature + (2 * examples * mean_square - curvature) / step
+        scale[1] = curvature = curvature * (1 - 1 / step) + 2 * examples * mean_square / step
     scale[2] = math.sqrt(following / curvature)
 
 
