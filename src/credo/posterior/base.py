@@ -8,6 +8,8 @@ from typing import ClassVar, TypeAlias, Union, final
 import torch
 from torch import Tensor
 
+from credo.errors import InvalidValue, UnsupportedOperation
+from credo.posterior.arguments import positive
 from credo.posterior.files import save_posterior
 
 Weights: TypeAlias = dict[str, Tensor]
@@ -24,6 +26,7 @@ class Posterior(ABC):
     """
 
     kind: ClassVar[str]  # how files name the class
+    _own: torch.Generator | None = None  # for draws without a generator
 
     @property
     @abstractmethod
@@ -84,6 +87,36 @@ class Posterior(ABC):
     @abstractmethod
     def from_tensors(cls, tensors: Weights, metadata: Mapping[str, object]) -> "Posterior":
         """The inverse of `tensors`."""
+
+    def scaled(self, factor: float) -> "Posterior":
+        """The same mean, and every covariance multiplied by `factor`: σ² becomes factor·σ².
+
+        Deterministic names stay so. `metadata["scale"]` holds the product of all factors so far. A class of your own
+        that can do this defines `_scaled`.
+        """
+        factor = positive("factor", factor)
+        if len(self.deterministic) == len(self.mean):
+            raise InvalidValue(
+                f"factor={factor:g} has nothing to scale: every tensor of this posterior is deterministic. To change"
+                " how sure its predictions are, use predict(..., temperature=...) or noise=..."
+            )
+        return self._scaled(factor)
+
+    def _scaled(self, factor: float) -> "Posterior":
+        raise UnsupportedOperation(
+            f"{type(self).__name__} cannot be scaled: it does not define _scaled(factor)"
+        )
+
+    @final
+    def _metadata_scaled(self, factor: float) -> dict[str, object]:
+        before = self.metadata.get("scale", 1.0)
+        return {**self.metadata, "scale": factor * (before if isinstance(before, int | float) else 1.0)}
+
+    @final
+    def _own_generator(self) -> torch.Generator:
+        if self._own is None:
+            self._own = torch.Generator(self.device).manual_seed(0)
+        return self._own
 
     @property
     @final

@@ -26,7 +26,7 @@ class StandIn:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        inner = _unwrapped(model)
+        inner = unwrapped(model)
         _refuse_what_cannot_be_doubled(inner)
         doubles = Doubles(inner)
         self.module: nn.Module = doubles.root
@@ -89,11 +89,11 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(buffers(remove_duplicate=False)), **dict(parameters(remove_duplicate=False))}
 
 
-def _unwrapped(model: object) -> nn.Module:
+def unwrapped(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise InvalidType(f"model must be a torch.nn.Module, got {type(model).__name__}")
     inner = model.module if isinstance(model, PARALLEL) else getattr(model, "_orig_mod", None)
-    return _unwrapped(inner) if isinstance(inner, nn.Module) else model
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
 def _refuse_what_cannot_be_doubled(model: nn.Module) -> None:

@@ -1,11 +1,11 @@
 """Ensembles as posteriors: networks trained from different seeds, or a mixture of posteriors."""
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias, final
+from typing import NoReturn, TypeAlias, final
 
 from torch import nn
 
-from credo.errors import InvalidType, InvalidValue
+from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
 from credo.posterior.base import Posterior
 from credo.predict.dropout import DropoutPosterior
 from credo.predict.functions import AnyPosterior, DrawsFunctions, Functions, functions_of
@@ -49,6 +49,12 @@ class Ensemble:
         points = [_is_point(posterior) for _, posterior in self._members]
         rows = [1] * len(points) if all(points) else [samples] * len(points)
         return EnsembleFunctions(drawn, rows)
+
+    def scaled(self, factor: float) -> NoReturn:
+        raise UnsupportedOperation(
+            f"scaled({factor!r:.40}): an Ensemble has no variances of its own; scale the posteriors among its members,"
+            " credo.Ensemble([q.scaled(factor) for q in posteriors]), or use predict(..., temperature=...)"
+        )
 
     def __repr__(self) -> str:
         return f"Ensemble of {len(self._members)}"
