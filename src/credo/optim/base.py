@@ -21,7 +21,7 @@ from credo.optim import arguments, checkpoints, checks
 from credo.optim.block import Block
 from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
 from credo.optim.gathering import Gathered, Seen
-from credo.optim.groups import joining_group, parameter_groups, parameter_names
+from credo.optim.groups import carrying_buffers, joining_group, parameter_groups, parameter_names
 from credo.optim.hooks import hooked
 from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
@@ -56,6 +56,10 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self._start_afresh()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
         join(self, self._module_now())
+
+    def __init_subclass__(cls) -> None:
+        if "posterior" in vars(cls):
+            cls.posterior = carrying_buffers(cls.posterior)  # type: ignore[method-assign]
 
     @abstractmethod
     def _sample(self, parameters: list[Tensor]) -> AbstractContextManager[Seen]:

@@ -1,18 +1,21 @@
 """The protocol of every posterior: moments, draws, exact divergences, and a file."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from os import PathLike
-from typing import ClassVar, TypeAlias, Union, final
+from typing import ClassVar, TypeAlias, TypeVar, Union, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from credo.errors import InvalidValue, UnsupportedOperation
 from credo.posterior.arguments import positive
+from credo.posterior.buffers import owned_buffers
 from credo.posterior.files import save_posterior
 
 Weights: TypeAlias = dict[str, Tensor]
+Self = TypeVar("Self", bound="Posterior")
 Prior: TypeAlias = Union[float, "Posterior"]  # a precision δ, meaning N(0, 1/δ), or another posterior
 
 
@@ -27,6 +30,7 @@ class Posterior(ABC):
 
     kind: ClassVar[str]  # how files name the class
     _own: torch.Generator | None = None  # for draws without a generator
+    _buffers: Mapping[str, Tensor] = {}
 
     @property
     @abstractmethod
@@ -100,12 +104,25 @@ class Posterior(ABC):
                 f"factor={factor:g} has nothing to scale: every tensor of this posterior is deterministic. To change"
                 " how sure its predictions are, use predict(..., temperature=...) or noise=..."
             )
-        return self._scaled(factor)
+        return self._scaled(factor).with_buffers(self._buffers)
 
     def _scaled(self, factor: float) -> "Posterior":
         raise UnsupportedOperation(
             f"{type(self).__name__} cannot be scaled: it does not define _scaled(factor)"
         )
+
+    @property
+    @final
+    def buffers(self) -> Weights:
+        """The module's buffers as they were (BatchNorm's running statistics, …); `predict` uses them. Often empty."""
+        return dict(self._buffers)
+
+    @final
+    def with_buffers(self: Self, source: nn.Module | Mapping[str, Tensor]) -> Self:
+        """The same posterior with copies of these buffers instead: a module's that `state_dict` has, or by name."""
+        twin = copy.copy(self)
+        twin._own, twin._buffers = None, owned_buffers(source)
+        return twin
 
     @final
     def _metadata_scaled(self, factor: float) -> dict[str, object]:
@@ -135,4 +152,4 @@ class Posterior(ABC):
     @final
     def save(self, path: str | PathLike[str]) -> None:
         """Write a file that `credo.load_posterior` verifies; an old one stays until the new one is safe."""
-        save_posterior(path, self.kind, self.tensors(), self.metadata)
+        save_posterior(path, self.kind, self.tensors(), self.metadata, self._buffers)

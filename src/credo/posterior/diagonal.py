@@ -107,7 +107,8 @@ class DiagonalPosterior(Posterior):
             {name: tensor.to(device) for name, tensor in part.items()}
             for part in (self._mean, self._variance)
         )
-        return DiagonalPosterior(mean, variance, self._metadata)
+        buffers = {name: tensor.to(device) for name, tensor in self._buffers.items()}
+        return DiagonalPosterior(mean, variance, self._metadata).with_buffers(buffers)
 
     def _scaled(self, factor: float) -> "DiagonalPosterior":
         variance = {name: scaled_variance(name, v, factor) for name, v in self._variance.items()}

@@ -160,7 +160,8 @@ class KroneckerPosterior(Posterior):
     def to(self, device: torch.device | str) -> "KroneckerPosterior":
         mean, variance = ({n: t.to(device) for n, t in part.items()} for part in (self._mean, self._rest))
         layers = {n: Layer(v.weight, v.bias, v.root.to(device)) for n, v in self._layers.items()}
-        return KroneckerPosterior(mean, layers, variance, self._metadata)
+        buffers = {name: tensor.to(device) for name, tensor in self._buffers.items()}
+        return KroneckerPosterior(mean, layers, variance, self._metadata).with_buffers(buffers)
 
     def _scaled(self, factor: float) -> "KroneckerPosterior":
         """√factor goes into the scale S of each layer: the covariance has it squared."""

@@ -21,8 +21,9 @@ class Ensemble:
     """An equal mixture of its members: p̂ = (1/E) Σₑ p̂ₑ, where p̂ₑ is what `predict` says of member e.
 
     A member is a module, of any architecture: one function, its own weights; a posterior, over the weights of
-    the model given to `predict`: `samples` functions; or a pair (module, posterior), which is needed when
-    members differ in more than weights (BatchNorm's running statistics are buffers, not weights).
+    the model given to `predict`: `samples` functions; or a pair (module, posterior), for another architecture.
+    Posteriors of an optimiser that was built with the module carry its buffers (BatchNorm's running statistics); others
+    that differ in buffers need the pair too.
 
         credo.predict(models[0], credo.Ensemble(models), x)                         # a deep ensemble
         credo.predict(model, credo.Ensemble([o.posterior() for o in optimizers]), x)  # a mixture of Gaussians
