@@ -127,7 +127,7 @@ def test_two_places_that_fit_are_told_apart_by_their_values_or_refused() -> None
 
 
 def test_names_that_fit_nowhere_are_refused() -> None:
-    with pytest.raises(InvalidValue, match="the model has no 'fc.weight'"):
+    with pytest.raises(InvalidValue, match=r"the model has no 'fc.weight'"):
         credo.predict(mlp(), DiagonalPosterior({"fc.weight": torch.ones(2, 2)}, {}), rows())
     with pytest.raises(InvalidValue, match="6 parameters"):
         credo.predict(deep(), DiagonalPosterior({"parameter_0": torch.ones(2, 2)}, {}), rows())
