@@ -108,6 +108,18 @@ def test_targets_of_another_layout_are_refused_with_the_remedy() -> None:
         credo.evaluate(found, torch.zeros(6, 5).long())
 
 
+def test_targets_in_the_batches_tell_a_wrong_layout() -> None:
+    model, y = Shaped(3, 5), torch.zeros(6, 5).long()
+    with pytest.raises(InvalidValue, match=r"\(6, 3, 5\).*\(6, 5\).*class_dim=1"):
+        predict(model, "mean", [(rows(), y)])
+    found = predict(model, "mean", [(rows(), y)], class_dim=1)
+    assert found.entropy.shape == y.shape
+    with pytest.raises(InvalidValue, match="class_dim=3"):
+        predict(Shaped(2, 5, 3), "mean", [(rows(), torch.zeros(6, 2, 5).long())])
+    predict(model, "mean", [(rows(), torch.zeros(6, 3).long())])
+    predict(model, "mean", [(rows(), torch.zeros(6, 9).long())])  # some other label
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (5, 1), (1, 2, 5)])
 def test_one_logit_is_a_problem_of_two_classes(shape: tuple[int, ...]) -> None:
     model = Shaped(*shape)
@@ -158,70 +170,6 @@ def test_labels_that_are_almost_certain_keep_a_finite_nll() -> None:
     assert bool((found.probs == 1).all())
     nll = credo.evaluate(found, torch.zeros(6, 2))["nll"]
     assert 150 < nll < 250
-
-
-@pytest.mark.parametrize(
-    "form", ["array", "float64", "list of arrays", "pairs", "dict", "tuple", "big-endian"]
-)
-def test_arrays_go_in(form: str) -> None:
-    model = Shaped(3)
-    q, x = around(model), rows().numpy()
-    inputs = {
-        "array": x,
-        "float64": x.astype(np.float64),
-        "list of arrays": [x[:4], x[4:]],
-        "pairs": [(x[:4], np.zeros(4)), (x[4:], np.zeros(2))],
-        "dict": {"x": x, "labels": np.zeros(6)},
-        "tuple": (x[::-1][::-1],),
-        "big-endian": x.astype(">f4"),
-    }[form]
-    torch.testing.assert_close(predict(model, q, inputs).probs, predict(model, q, rows()).probs)
-
-
-def test_arrays_take_the_dtype_of_the_model_and_integers_stay() -> None:
-    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3)).double()
-    tokens = np.arange(12).reshape(6, 2) % 9
-    assert predict(model, "mean", tokens).probs.dtype == torch.float64
-    assert predict(Shaped(3).double(), "mean", rows().numpy()).probs.dtype == torch.float64
-    targets = np.arange(6) % 3
-    found = predict(Shaped(3), "mean", rows())
-    scores = [credo.evaluate(found, given)["nll"] for given in (targets, torch.from_numpy(targets))]  # type: ignore[arg-type]
-    assert scores[0] == scores[1]
-
-
-def test_a_target_of_another_name() -> None:
-    model = Shaped(3)
-    truth = predict(model, "mean", rows()).probs
-    batches = [{"x": part, "digit": torch.zeros(len(part))} for part in rows().split(4)]
-    torch.testing.assert_close(predict(model, "mean", batches, target="digit").probs, truth)
-    torch.testing.assert_close(predict(model, "mean", [{"x": rows(), "y": 0}]).probs, truth)
-    found = credo.calibrate(model, "mean", [{"x": rows(), "digit": torch.arange(6) % 3}], target="digit")
-    assert found.nll_after <= found.nll_before
-    with pytest.raises(InvalidValue, match=r"'digit', which Shaped.forward\(x.*target='digit'"):
-        predict(model, "mean", batches)
-    with pytest.raises(InvalidValue, match="target='number' names nothing in the batch, which has x, digit"):
-        predict(model, "mean", batches, target="number")
-    with pytest.raises(InvalidType, match="target must be the name"):
-        predict(model, "mean", batches, target=3)  # type: ignore[call-overload]
-
-
-class Coordinates(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
-        return self.fc(x + y) * scale
-
-
-def test_y_is_an_argument_where_the_model_takes_it() -> None:
-    model = Coordinates()
-    truth = predict(model, "mean", (rows(), rows())).probs
-    torch.testing.assert_close(predict(model, "mean", {"x": rows(), "y": rows()}).probs, truth)
-    with pytest.raises(InvalidType, match=r"Coordinates.forward\(x.*missing a required argument: 'y'"):
-        predict(model, "mean", {"x": rows()})
-    with pytest.raises(InvalidType, match="too many positional"):
-        predict(model, "mean", (rows(), rows(), rows()))
 
 
 class Ends(nn.Module):

@@ -29,8 +29,8 @@ class Likelihood(Protocol):
     def rebuilt(self, *tensors: Tensor) -> AnyPrediction:
         """The prediction that has these tensors, in the order of its fields."""
 
-    def inspect(self, answers: Outputs) -> None:
-        """Warns of answers (samples, examples, …) that cannot be meant."""
+    def inspect(self, answers: Outputs, target: object) -> None:
+        """Warns of answers (samples, examples, …) that cannot be meant; refuses those that the target contradicts."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,27 @@ class Categorical:
         kept = samples[0] if samples else None
         return Prediction(probs, log_probs, entropy, expected, disagreement, kept, place)
 
-    def inspect(self, answers: Outputs) -> None:
+    def inspect(self, answers: Outputs, target: object) -> None:
+        self._refuse_other_layout(answers[0][0], target)
         if self.single:
             _warn_of_sigmoid(answers[0][..., 1], "binary")
             return
         rows = answers[0]
         if rows.numel() and bool((rows >= 0).all() & ((rows.sum(-1) - 1).abs() <= CLOSE_TO_ONE).all()):
             _warn("are not negative and sum to one over the classes", "Softmax", "softmax")
+
+    def _refuse_other_layout(self, rows: Tensor, target: object) -> None:
+        """Class indices in the batch tell which dimension they lack; (B, T, C) and (B, C, T) look alike without."""
+        place = outputs.class_place(rows.dim(), self.class_dim)
+        shape = rows.movedim(-1, place).shape
+        if not isinstance(target, Tensor) or target.is_floating_point() or target.shape == rows.shape[:-1]:
+            return
+        fitting = [k for k in range(1, len(shape)) if target.shape == (*shape[:k], *shape[k + 1 :])]
+        if fitting:
+            raise InvalidValue(
+                f"the model returned {tuple(shape)} and the batch has targets of shape {tuple(target.shape)}, which fit"
+                f" classes in dimension {fitting[0]}, not {place}; say class_dim={fitting[0]}"
+            )
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ class Bernoulli:
     def rebuilt(self, *tensors: Tensor) -> MultilabelPrediction:
         return MultilabelPrediction(*tensors)
 
-    def inspect(self, answers: Outputs) -> None:
+    def inspect(self, answers: Outputs, target: object) -> None:
         _warn_of_sigmoid(answers[0], "multilabel")
 
 
@@ -97,7 +111,7 @@ class Gaussian:
     def rebuilt(self, *tensors: Tensor) -> RegressionPrediction:
         return RegressionPrediction(*tensors)
 
-    def inspect(self, answers: Outputs) -> None:
+    def inspect(self, answers: Outputs, target: object) -> None:
         pass
 
 

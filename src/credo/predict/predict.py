@@ -151,7 +151,7 @@ def _of_batch(
     empty, average = batch.is_empty(), likelihood.average(keep_samples)
     for answers in functions(batch.with_one_blank() if empty else batch):
         if first and not empty:
-            likelihood.inspect(answers)
+            likelihood.inspect(answers, batch.target)
             _refuse_other_rows(answers, batch)
             first = False
         average.add(answers)
