@@ -71,6 +71,15 @@ def _without_task(found: credo.Calibration) -> dict[str, object]:
     return {name: value for name, value in found.options.items() if name != "task"}
 
 
+def test_what_changes_nothing_is_left_as_it_was() -> None:
+    model, _, x, y = drawn("mlp")
+    mean = dict(model.named_parameters())
+    narrow = DiagonalPosterior(mean, {name: torch.full_like(p, 1e-20) for name, p in mean.items()})
+    found = credo.calibrate(model, narrow, (x, y), fit="scale")
+    assert found.posterior is narrow
+    assert (found.scale, found.temperature, found.nll_after) == (1.0, 1.0, found.nll_before)
+
+
 @pytest.mark.parametrize("name", ["mlp", "one logit", "labels"])
 def test_no_point_of_a_grid_is_better(name: str) -> None:
     model, q, x, y = drawn(name)

@@ -74,6 +74,17 @@ def test_another_order_is_found_by_the_values_and_refused_without_them() -> None
         credo.predict(deep(), q, rows())
 
 
+def test_draws_that_are_kept_are_not_used_under_other_names() -> None:
+    model = deep()
+    q = trained(model, model.parameters())
+    other = copy.deepcopy(model)
+    other[0], other[2] = other[2], other[0]  # type: ignore[index]
+    credo.predict(model, q, rows())
+    found, afresh = (credo.predict(other, p, rows()).probs for p in (q, copy.deepcopy(q)))
+    assert torch.equal(found, afresh)
+    assert not torch.equal(found, credo.predict(model, q, rows()).probs)
+
+
 def test_a_part_of_the_parameters_is_found_by_the_values_and_refused_without_them() -> None:
     """parameter_0 has the shape of three layers; the first of them would be the wrong one."""
     model = deep()

@@ -165,14 +165,15 @@ class Reader:
         if unknown:
             raise InvalidValue(
                 f"a batch has {unknown[0]!r}, which {self._name}.forward{self._signature} does not take; if it is the"
-                f" target say target={unknown[0]!r}, otherwise leave it out of the batch"
+                f" target say target={unknown[0]!r}, otherwise give it the name of an argument or leave it out"
             )
         try:
             self._signature.bind(*batch.args, **batch.kwargs)
         except TypeError as error:
             raise InvalidType(
                 f"a batch of {len(batch.args)} arguments and the names {list(batch.kwargs)} does not fit"
-                f" {self._name}.forward{self._signature}: {error}"
+                f" {self._name}.forward{self._signature}: {error}. A tuple holds the model's arguments; with targets"
+                " it is one batch of a list, [(x, y)]"
             ) from error
 
     def _converted(self, value: object) -> object:
