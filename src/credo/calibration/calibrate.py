@@ -21,7 +21,6 @@ from credo.metrics.layouts import IGNORED
 from credo.posterior.arguments import whole
 from credo.posterior.base import Posterior
 from credo.posterior.isolation import undisturbed
-from credo.posterior.stand_in import device_of
 from credo.predict.functions import AnyPosterior, functions_of
 from credo.predict.inputs import Batch, Reader
 from credo.predict.likelihoods import (
@@ -203,7 +202,7 @@ class _Search:
         read = self.likelihood.read
         functions = functions_of(self.model, posterior, self.samples, self.seed, read, self.vectorise)
         objective = _objective(self.likelihood, self.ignore_index)
-        with undisturbed(self.seed, device_of(self.model)):
+        with undisturbed(self.seed, self.reader.device):
             for batch in _with_targets(self.reader.labelled(self.validation, self.batch_size)):
                 columns = zip(*functions(batch), strict=True)
                 objective.add(tuple(torch.cat(column) for column in columns), batch.target)

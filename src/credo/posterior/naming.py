@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from credo.errors import InvalidValue
 
@@ -22,16 +22,14 @@ REMEDY = "build the optimiser with the module, credo.VOGN(model, ...), or with m
 class Names:
     """`own(name)` is the model's name for a posterior's, also for buffers."""
 
-    def __init__(
-        self, mean: Mapping[str, Tensor], model: Mapping[str, Tensor], parameters: list[str]
-    ) -> None:
+    def __init__(self, mean: Mapping[str, Tensor], model: Mapping[str, Tensor], module: nn.Module) -> None:
         self._model = model
         self._rename: Callable[[str], str] = self._unwrapped
         self._numbers: dict[str, str] = {}
         if all(self._unwrapped(name) in model for name in mean):
             return
         if all(NUMBERED.fullmatch(name) for name in mean):
-            self._numbers = _by_number(mean, model, parameters)
+            self._numbers = _by_number(mean, model, [name for name, _ in module.named_parameters()])
         else:
             self._rename = _by_prefix(mean, model) or self._unwrapped
 

@@ -33,8 +33,7 @@ class StandIn:
         doubles = Doubles(inner)
         self.module: nn.Module = doubles.root
         self._inner, self.like = inner, _named(inner)
-        self._parameters = [name for name, _ in inner.named_parameters()]
-        self._names = Names({}, self.like, self._parameters)
+        self._names = Names({}, self.like, inner)
         self._slots = {name: doubles.slots[id(tensor)] for name, tensor in self.like.items()}
         self._first = {name: slots[0][0][slots[0][1]] for name, slots in self._slots.items()}
 
@@ -43,7 +42,7 @@ class StandIn:
 
         What the posterior lacks stays the model's.
         """
-        found = Names(mean, self.like, self._parameters)
+        found = Names(mean, self.like, self._inner)
         wrong = []
         for name, tensor in mean.items():
             own = self.like.get(found.own(name))

@@ -18,6 +18,7 @@ Tensors keep theirs.
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -70,9 +71,8 @@ class Reader:
         if target is not None and not isinstance(target, str):
             raise InvalidType(f"target must be the name of the target in dict batches, got {target!r:.80}")
         inner = unwrapped(model)
-        self._device, self._target, self._name = device_of(model), target, type(inner).__name__
-        self._dtype = next((p.dtype for p in inner.parameters() if p.is_floating_point()), torch.float32)
-        self._signature = _signature(inner)
+        self.device, self._target, self._model = device_of(model), target, inner
+        self._name, self._signature = type(inner).__name__, _signature(inner)
 
     def batches(self, inputs: object, batch_size: int | None = None, parts: int = 1) -> Iterator[Batch]:
         """Every batch, on the model's device; a single one without a batch_size in so many parts."""
@@ -111,7 +111,7 @@ class Reader:
 
     def _placed(self, batch: Batch) -> Batch:
         self._check(batch)
-        device = self._device
+        device = self.device
         return batch if device is None else batch.map(lambda tensor: tensor.to(device))
 
     def _single(self, value: object) -> Batch | None:
@@ -187,7 +187,10 @@ class Reader:
         return value
 
     def _tensor(self, value: object) -> Tensor:
-        return value if isinstance(value, Tensor) else as_tensor(value, "inputs", self._dtype)
+        if isinstance(value, Tensor):
+            return value
+        dtypes = (p.dtype for p in self._model.parameters() if p.is_floating_point())
+        return as_tensor(value, "inputs", next(dtypes, torch.float32))
 
 
 def as_tensor(value: object, argument: str, dtype: torch.dtype | None = None) -> Tensor:
@@ -219,8 +222,17 @@ def _signature(model: nn.Module) -> inspect.Signature | None:
     """Of `forward`; None where it cannot be known."""
     if type(model).__call__ is not nn.Module.__call__:
         return None
+    if "forward" in vars(model):
+        return _signature_of.__wrapped__(model.forward)  # not remembered: it may hold the model
+    unbound = _signature_of(type(model).forward)
+    parameters = [] if unbound is None else list(unbound.parameters.values())
+    return unbound and unbound.replace(parameters=parameters[1:])
+
+
+@lru_cache(maxsize=64)
+def _signature_of(function: Callable[..., object]) -> inspect.Signature | None:
     try:
-        return inspect.signature(model.forward)
+        return inspect.signature(function)
     except (TypeError, ValueError):
         return None
 

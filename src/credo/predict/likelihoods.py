@@ -59,16 +59,20 @@ class Categorical:
         if self.single:
             _warn_of_sigmoid(answers[0][0, ..., 1], "binary")
             return
-        rows = answers[0][0, :SOME]
-        if rows.numel() and bool((rows >= 0).all() & ((rows.sum(-1) - 1).abs() <= CLOSE_TO_ONE).all()):
+        rows = answers[0][0, :SOME].reshape(-1, answers[0].shape[-1])
+        if (
+            not len(rows) or abs(float(rows[0].sum()) - 1) > CLOSE_TO_ONE
+        ):  # nearly always so: one row is enough
+            return
+        if bool((rows >= 0).all() & ((rows.sum(-1) - 1).abs() <= CLOSE_TO_ONE).all()):
             _warn("are not negative and sum to one over the classes", "Softmax", "softmax")
 
     def _refuse_other_layout(self, rows: Tensor, target: object) -> None:
         """Class indices in the batch tell which dimension they lack; (B, T, C) and (B, C, T) look alike without."""
-        place = outputs.class_place(rows.dim(), self.class_dim)
-        shape = rows.movedim(-1, place).shape
         if not isinstance(target, Tensor) or target.is_floating_point() or target.shape == rows.shape[:-1]:
             return
+        place = outputs.class_place(rows.dim(), self.class_dim)
+        shape = rows.movedim(-1, place).shape
         fitting = [k for k in range(1, len(shape)) if target.shape == (*shape[:k], *shape[k + 1 :])]
         if fitting:
             raise InvalidValue(
@@ -147,7 +151,9 @@ def likelihood_of(task: object, noise: Noise, temperature: object, class_dim: ob
 
 
 def _warn_of_sigmoid(answers: Tensor, task: str) -> None:
-    if answers.numel() >= ENOUGH and bool(((answers > 0) & (answers < 1)).all()):
+    if answers.numel() < ENOUGH or not 0 < float(answers.flatten()[0]) < 1:
+        return
+    if bool(((answers > 0) & (answers < 1)).all()):
         _warn(f"all lie between 0 and 1 (task={task!r})", "Sigmoid", "sigmoid")
 
 

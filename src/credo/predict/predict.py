@@ -8,7 +8,6 @@ from credo.distributed import ALONE, world_asked_for
 from credo.errors import InvalidValue
 from credo.posterior.arguments import whole
 from credo.posterior.isolation import undisturbed
-from credo.posterior.stand_in import device_of
 from credo.predict.averages import first_examples, joined
 from credo.predict.functions import AnyPosterior, Functions, functions_of
 from credo.predict.inputs import Batch, Reader
@@ -129,7 +128,7 @@ def predict(
     likelihood, reader = likelihood_of(task, noise, temperature, class_dim), Reader(model, target)
     functions = functions_of(model, posterior, samples, seed, likelihood.read, vectorise)
     everybody = world_asked_for() if distributed else ALONE
-    turns, device = Turns(everybody), device_of(model)
+    turns, device = Turns(everybody), reader.device
 
     def work() -> list[AnyPrediction]:
         with undisturbed(seed, device):
