@@ -59,7 +59,7 @@ PROBLEMS = {
     "convolution and batch norm": Problem(
         Normed, lambda n: torch.randn(n, 1, 4, 4, generator=generator(2)), 0.1, 4
     ),
-    "transformer": Problem(Attention, lambda n: torch.randint(9, (n, 4), generator=generator(3)), 0.05, 2),
+    "transformer": Problem(Attention, lambda n: torch.randint(9, (n, 4), generator=generator(3)), 0.05, 4),
     "one logit": Problem(lambda: mlp(1), rows, 0.3, 5, "binary"),
     "labels": Problem(mlp, rows, 0.3, 5, "multilabel"),
     "regression": Problem(lambda: mlp(2), rows, 0.3, 1, "regression"),

@@ -25,10 +25,15 @@ def test_a_posterior_widened_by_four_is_found_again(name: str, fit: str | None) 
     own, wide = (credo.calibrate(model, p, (x, y), **how) for p in (q, q.scaled(4)))
     assert wide.nll_after == pytest.approx(own.nll_after, abs=1e-4)
     assert wide.nll_after < wide.nll_before
-    if own.scale > 0.02:  # below, the posterior is the mean, and the NLL is flat
-        assert 4 * wide.scale == pytest.approx(own.scale, rel=0.05)
-    assert (own.scale > 0.02) == (4 * wide.scale > 0.02)
+    assert 4 * wide.scale == pytest.approx(own.scale, rel=0.05)
+    again = credo.calibrate(model, own.posterior.scaled(4), (x, y), **{**how, **_fitted(own)})  # type: ignore[union-attr]
+    assert again.nll_after == pytest.approx(own.nll_after, abs=2e-4)
+    assert own.scale < 0.02 or 4 * again.scale == pytest.approx(1, rel=0.15)  # below, the NLL is flat
     assert own.scale > 0.02 or fit is None
+
+
+def _fitted(found: credo.Calibration) -> dict[str, object]:
+    return {name: value for name, value in found.options.items() if name != "task"}
 
 
 @pytest.mark.parametrize("name", ["mlp", "labels", "regression"])
@@ -62,13 +67,9 @@ def test_it_is_never_worse_than_what_was_given(name: str, factor: float, fit: st
     assert after <= before + 1e-6 * (1 + abs(before))
     assert found.nll_after <= found.nll_before
     again = credo.calibrate(
-        model, found.posterior, (x, y), fit=chosen, samples=3, seed=7, **_without_task(found), task=found.task
+        model, found.posterior, (x, y), fit=chosen, samples=3, seed=7, **_fitted(found), task=found.task
     )
     assert again.nll_after >= found.nll_after - 1e-3  # there was little left to gain
-
-
-def _without_task(found: credo.Calibration) -> dict[str, object]:
-    return {name: value for name, value in found.options.items() if name != "task"}
 
 
 def test_what_changes_nothing_is_left_as_it_was() -> None:
@@ -87,7 +88,7 @@ def test_no_point_of_a_grid_is_better(name: str) -> None:
     for scale in (0.01, 0.1, 0.3, 0.7, 1, 1.5, 3, 10):
         for temperature in (0.3, 0.6, 0.8, 1.0, 1.2, 1.6, 2.5, 5):
             nll = measured(model, q.scaled(scale), x, y, temperature=temperature, **options(name))
-            assert found.nll_after <= nll + 1e-4
+            assert found.nll_after <= nll + 2e-4
 
 
 def test_the_temperature_of_a_point_is_that_of_temperature_scaling() -> None:

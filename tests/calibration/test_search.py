@@ -37,6 +37,25 @@ def test_the_grid_grows_no_further_than_it_may_and_not_for_nothing() -> None:
     assert max(map(abs, asked)) == 2.0
 
 
+@pytest.mark.parametrize("edge", [-3.3, -0.71, 0.0, 1.234])
+def test_of_a_flat_tail_the_upper_end_is_taken(edge: float) -> None:
+    """f → 0 as x falls, and exceeds the gain above the edge; seen from other places the answer is the same."""
+    for shift in (-0.6, 0.0, 0.4):
+
+        def tail(x: float, shift: float = shift) -> float:
+            return 1e-3 * math.exp(2 * (x - shift - edge))
+
+        x, value = minimise(tail, GRID, 1e-3, flat_below=True)
+        assert x - shift == pytest.approx(edge, abs=0.05)
+        assert value <= 1e-3 * 1.1
+
+
+def test_a_valley_is_found_with_a_flat_tail_beside_it() -> None:
+    for at in (-1.3, 0.0, 1.8):
+        x, _ = minimise(lambda x, at=at: -math.exp(-((x - at) ** 2)), GRID, 1e-3, flat_below=True)
+        assert x == pytest.approx(at, abs=0.02)
+
+
 def test_no_point_is_evaluated_twice_and_they_are_few() -> None:
     asked: list[float] = []
     minimise(lambda x: asked.append(x) or (x - 0.4) ** 2, GRID, 1e-9)  # type: ignore[func-returns-value]

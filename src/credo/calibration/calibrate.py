@@ -35,8 +35,8 @@ from credo.predict.noise import Noise
 
 Fit: TypeAlias = Literal["both", "scale", "temperature", "noise"]
 GAIN = 1e-6  # nats, relative to 1 + |NLL|: smaller differences are rounding, and change nothing
-WORTH = 1e-4  # nats: what a scale beyond the grid must gain; towards zero the NLL is flat
-SCALES = Grid(step=math.log(4), steps=4, most=10, tolerance=math.log(1.02))
+WORTH = 1e-4  # nats: towards scale zero the NLL is flat; what gains less is not worth a narrower posterior
+SCALES = Grid(step=math.log(2), steps=8, most=20, tolerance=math.log(1.02))
 SHARPNESS = Grid(step=math.log(2), steps=3, most=14, tolerance=math.log(1.002))
 
 
@@ -87,7 +87,7 @@ def calibrate(
 
     Args:
         validation: a pair (inputs, targets) of tensors or arrays, or an iterable of batches (x, y) or dicts. Data that
-            were not trained on. A loader is read once for each scale that is tried, about twenty times.
+            were not trained on. A loader is read once for each scale that is tried, about 25 times.
         fit: "both"; "scale" alone; "temperature" alone, or for regression "noise" alone. None fits both where the
             posterior has variances, and else what is left: "mean", dropout and ensembles have a temperature only.
         temperature, noise: what was used so far, where the search begins; kept if it is not fitted.
@@ -167,18 +167,20 @@ class _Search:
 
     def best(self, before: Found, scale_too: bool, sharpness_too: bool) -> Found:
         start = before.value or self._first.mean_square() if sharpness_too else None
-        self._best = before
+        tried: dict[float, Found] = {}
 
         def at(x: float) -> float:
-            found = self._at_scale(math.exp(x), before.value, start)
-            if found.better_than(self._best):
-                self._best = found
-            return found.nll
+            tried[x] = self._at_scale(math.exp(x), before.value, start)
+            return tried[x].nll
 
         at(0.0)
-        if scale_too:
-            minimise(at, SCALES, WORTH)
-        return self._best
+        chosen = before
+        for candidate in (
+            tried[0.0],
+            *([tried[minimise(at, SCALES, WORTH, flat_below=True)[0]]] if scale_too else []),
+        ):
+            chosen = candidate if candidate.better_than(chosen) else chosen
+        return chosen
 
     def scaled(self, scale: float) -> AnyPosterior:
         if scale == 1.0:

@@ -15,12 +15,17 @@ class Grid:
     tolerance: float  # of the answer
 
 
-def minimise(function: Callable[[float], float], grid: Grid, gain: float) -> tuple[float, float]:
+def minimise(
+    function: Callable[[float], float], grid: Grid, gain: float, flat_below: bool = False
+) -> tuple[float, float]:
     """(x, f(x)) with the least f of all that were evaluated.
 
     First the points of the grid around 0. While the best is at an end of it, the grid grows there, as long as that
     gains more than `gain`. Then a golden-section search between the neighbours of the best point, down to the
     tolerance. Where the function is not a number it counts as infinite.
+
+    `flat_below` is for functions that may tend to a constant as x falls. Where that is the least value, to within
+    `gain`, the answer is the largest x that has it.
     """
     known: dict[float, float] = {}
 
@@ -36,14 +41,25 @@ def minimise(function: Callable[[float], float], grid: Grid, gain: float) -> tup
     best = best_of([k * grid.step for k in range(-grid.steps, grid.steps + 1)])
     for direction in (-1, 1):
         for k in range(grid.steps, grid.most):
-            if (
-                best == direction * k * grid.step
-                and value(direction * (k + 1) * grid.step) < value(best) - gain
-            ):
-                best = direction * (k + 1) * grid.step
+            further = direction * (k + 1) * grid.step
+            if best == direction * k * grid.step and value(further) < value(best) - gain:
+                best = further
     _narrow(value, best - grid.step, best + grid.step, grid.tolerance)
     least = best_of(list(known))
+    level = known[least] + gain
+    if flat_below and value(best - grid.step) <= level:
+        least = _edge(value, known, level, grid)
     return least, known[least]
+
+
+def _edge(value: Callable[[float], float], known: dict[float, float], level: float, grid: Grid) -> float:
+    """Between points that are known, the largest x where the function does not exceed the level; by halves."""
+    low = max(x for x, found in known.items() if found <= level)
+    high = min((x for x in known if x > low), default=low + grid.step)
+    while high - low > grid.tolerance:
+        middle = (low + high) / 2
+        low, high = (middle, high) if value(middle) <= level else (low, middle)
+    return low
 
 
 def _narrow(value: Callable[[float], float], low: float, high: float, tolerance: float) -> None:
