@@ -20,6 +20,7 @@ ORDER = [
     {"optim", "distributed"},
     {"predict"},
     {"metrics"},
+    {"calibration"},
     {"models", "data"},
     {"continual"},
     {"experiments"},

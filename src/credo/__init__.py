@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from credo import errors, kernels, metrics, optim
+from credo.calibration import Calibration, calibrate
 from credo.curvature.capture import capture, squared_gradients
 from credo.curvature.contribution import Contribution, Stacked
 from credo.curvature.kronecker import kronecker_factors
@@ -29,6 +30,7 @@ __all__ = [
     "OGN",
     "VOGN",
     "BayesByBackprop",
+    "Calibration",
     "Contribution",
     "DiagonalPosterior",
     "DropoutPosterior",
@@ -39,6 +41,7 @@ __all__ = [
     "Posterior",
     "Stacked",
     "TemperingSchedule",
+    "calibrate",
     "capture",
     "continual",
     "data",

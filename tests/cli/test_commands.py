@@ -115,6 +115,52 @@ def test_predictions_are_those_of_the_run(
     torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("form", ["uint8", "float64", "unit", "images", "network"])
+def test_digits_are_read_in_whatever_range_they_come(
+    runs: Path, form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """scikit-learn's count to 16, image files to 255: the answers are the same."""
+    result = next(result for result in load_results(runs) if result.row == "adam")
+    truth = result.predictions()["test.probs"].max(-1).values
+    shown, place = _test_inputs(result.training["held_out_classes"]), tmp_path / "x.npy"
+    bright = (shown.double() * 255 / 16).round().to(torch.uint8)
+    if form == "images":
+        place = tmp_path / "photos"
+        place.mkdir()
+        image = pytest.importorskip("PIL.Image")
+        for k, pixels in enumerate(bright.numpy()):
+            image.fromarray(pixels[0]).save(place / f"{k:03}.png")
+    else:
+        forms = {
+            "uint8": bright,
+            "float64": shown.double(),
+            "unit": shown.double() / 16,
+            "network": (shown.double() - 4.884) / 6.017,
+        }
+        np.save(place, forms[form].numpy())
+    assert cli.main(["predict", str(of(runs, "adam")), str(place), "--out", "-"]) == exits.OK
+    out, err = capsys.readouterr()
+    found = torch.tensor([float(line["probability"]) for line in csv.DictReader(io.StringIO(out))])
+    torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-4)
+    words = {
+        "uint8": "255, scaled to 0 … 16",
+        "float64": "0 to 16",
+        "unit": "0 to 1",
+        "images": "255",
+        "network": "",
+    }
+    assert words[form] in err
+    assert bool(err) == (form != "network")
+
+
+def test_numbers_that_are_neither_pixels_nor_normalised_are_refused(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "x.npy", np.full((2, 1, 8, 8), 100.5))
+    assert cli.main(["predict", str(of(runs, "adam")), str(tmp_path / "x.npy"), "--out", "-"]) == exits.USAGE
+    assert "range from 100.5 to 100.5" in capsys.readouterr().err
+
+
 def _test_inputs(held_out: list[int]) -> torch.Tensor:
     test = data.load("digits").test
     familiar = test.subset((~torch.isin(test.targets, torch.tensor(held_out))).nonzero().flatten())

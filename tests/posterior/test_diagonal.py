@@ -114,6 +114,12 @@ def test_deterministic_names_are_their_mean_and_count_for_nothing() -> None:
     assert DiagonalPosterior(q.mean, q.variance).deterministic == q.deterministic
 
 
+def test_a_posterior_without_any_variance_draws_its_mean() -> None:
+    certain = DiagonalPosterior(posterior().mean, {})
+    draws = certain.sample_many(generator(), 3)
+    assert all(torch.equal(draws[name], mean.expand(3, *mean.shape)) for name, mean in certain.mean.items())
+
+
 def test_a_sample_belongs_to_its_owner() -> None:
     q = posterior()
     before = q.mean["bn.weight"].clone()

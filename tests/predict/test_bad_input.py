@@ -64,7 +64,9 @@ class Returns(nn.Module):
     [
         (torch.ones(6), InvalidValue, r"\(6,\)"),
         (torch.ones(()), InvalidValue, r"\(\)"),
-        (torch.ones(6, 2, 3), InvalidValue, r"\(6, 2, 3\)"),
+        (torch.ones(6, 3, 1), InvalidValue, r"\(6, 3, 1\).*class_dim"),
+        (torch.ones(2, 6, 3), InvalidValue, "6 examples and answered with 2 rows"),
+        (torch.ones(6, 2, dtype=torch.int64), InvalidType, "int64"),
         (torch.ones(6, 1), InvalidValue, "two logits"),
         ((torch.ones(6, 2), torch.ones(6, 2)), InvalidType, "tuple"),
         (None, InvalidType, "NoneType"),

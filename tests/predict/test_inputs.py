@@ -102,8 +102,8 @@ def test_no_examples_give_an_empty_result_of_the_right_shape(make: type[nn.Modul
     [
         ([(1, 2, 3)], InvalidType, "which are inputs"),
         ([()], InvalidType, "which are inputs"),
-        ([rows(2).numpy()], InvalidType, "ndarray"),
-        (np.ones((3, 4)), InvalidType, "ndarray"),
+        (np.array([["a", "b"]]), InvalidType, "inputs is a ndarray that is no array of numbers"),
+        (np.array([None, 1.0]), InvalidType, "no array of numbers"),
         (["text"], InvalidType, "str"),
         ("text", InvalidType, "str"),
         (None, InvalidType, "NoneType"),

@@ -200,7 +200,8 @@ def predict(
     Args:
         run: the folder of one finished run (…/seed-0).
         inputs: a folder of images, scaled to the size of the training data; or a .npy or .safetensors file with an
-            array, examples first: uint8 images (n, C, H, W), or floats as the network reads them.
+            array, examples first: images (n, C, H, W) as uint8 or as floats from 0 to 1, or floats as the network reads
+            them. Images count to 255; where the training data count to less (digits to 16) they are scaled.
         out: the file to write; - is the terminal.
         samples: functions drawn from the posterior; as in the run unless given.
         seed: of these draws.

@@ -1,5 +1,6 @@
 """What `credo predict` reads: folders of images, .npy and .safetensors files; nothing in them is ever executed."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from credo.data.normalise import Normalise
 from credo.errors import IntegrityError, InvalidValue
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -31,6 +33,40 @@ def read_inputs(path: Path, shape: tuple[int, ...]) -> Inputs:
             f"{path} holds examples of shape {tuple(inputs.values.shape[1:])}, and the model was trained on {shape}"
         )
     return inputs
+
+
+def in_range(values: Tensor, normalise: Normalise) -> tuple[Tensor, str]:
+    """What `normalise` makes the network's inputs of, and in words what was done to get there; empty if nothing.
+
+    Pixels count to 255 in most files, and to `normalise.white` in the data that the network knows. Floats are as the
+    network reads them, unless their range says that they are pixels.
+    """
+    if not normalise.mean or not values.numel():
+        return values, ""
+    low, high, white = float(values.min()), float(values.max()), normalise.white
+    if values.dtype != torch.uint8:
+        whole = bool((values == values.round()).all())
+        if low < 0 or not math.isfinite(high):
+            return values, ""
+        if high <= 1:
+            return _read(values, normalise), "pixels from 0 to 1"
+        if not whole or high > 255:
+            raise InvalidValue(
+                f"inputs range from {low:g} to {high:g}: neither pixels (uint8, or floats from 0 to 1) nor what the"
+                " network reads, which has values below 0; save the pixels as uint8, 0 to 255"
+            )
+        values = values.to(torch.uint8)
+    if high <= white:
+        return values, f"pixels from 0 to {white}" if white != 255 else ""
+    return (values.float() * (white / 255)).round().to(
+        torch.uint8
+    ), f"pixels from 0 to 255, scaled to 0 … {white}"
+
+
+def _read(shares: Tensor, normalise: Normalise) -> Tensor:
+    """(x − mean)/std of pixels from 0 to 1."""
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (normalise.mean, normalise.std))
+    return (shares - mean) / std
 
 
 def _array(path: Path) -> Inputs:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from credo.cli.exits import OK
-from credo.cli.inputs import Inputs, read_inputs
+from credo.cli.inputs import Inputs, in_range, read_inputs
 from credo.errors import InvalidValue
 from credo.experiments.results import Result, load_result
 from credo.posterior.atomic import write_atomically
@@ -24,10 +24,13 @@ def predict(run: Path, inputs: Path, out: Path, samples: int | None, seed: int, 
     stored = result.facts["inputs"]
     given = read_inputs(inputs, tuple(stored["shape"]))
     model, normalise = result.model(), result.normalise()
-    batches = (normalise(part) for part in torch.split(given.values, _positive("--batch-size", batch_size)))
+    values, note = in_range(given.values, normalise)
+    batches = (normalise(part) for part in torch.split(values, _positive("--batch-size", batch_size)))
     count = result.training["samples"] if samples is None else _positive("--samples", samples)
     prediction = predicted(model, result.belief(model), batches, samples=count, seed=seed)
     text = as_csv(given, prediction, stored["classes"])
+    if note:
+        print(f"{inputs} was read as {note}", file=sys.stderr)
     if str(out) == "-":
         sys.stdout.write(text)
     else:

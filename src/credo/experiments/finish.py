@@ -16,6 +16,7 @@ from credo.experiments.run_folder import RunFolder
 from credo.experiments.state import RunState
 from credo.posterior import DiagonalPosterior, Posterior
 from credo.posterior.atomic import write_atomically
+from credo.posterior.buffers import persistent_buffers
 
 FORMAT_VERSION = 1
 Prediction = dict[str, Tensor]
@@ -77,7 +78,8 @@ def belief(training: Training, state: RunState) -> Posterior:
     found = state.learner.posterior()
     if isinstance(found, Posterior):
         return found
-    return DiagonalPosterior(parameters_of(state.model), {}, {"method": training.method})
+    certain = DiagonalPosterior(parameters_of(state.model), {}, {"method": training.method})
+    return certain.with_buffers({name: b.cpu() for name, b in persistent_buffers(state.model).items()})
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from credo.data.normalise import Normalise
+from credo.data.sets.digits import NORMALISE as DIGITS
 from credo.errors import InvalidValue
 from credo.experiments.log import LogRow, read_log
 from credo.experiments.manifest import read_signed, verified_bytes
@@ -52,7 +53,10 @@ class Result:
 
     def normalise(self) -> Normalise:
         stored = self.facts["inputs"]["normalise"]
-        return Normalise(tuple(stored["mean"]), tuple(stored["std"]), stored["crop"])
+        if "white" not in stored and self.training["data"] == "digits":  # runs of old took them for 0..255
+            return DIGITS
+        mean, std = tuple(stored["mean"]), tuple(stored["std"])
+        return Normalise(mean, std, stored["crop"], stored.get("white", 255))
 
     def model(self, factory: Any = None) -> nn.Module:
         """The trained network, its weights the mean; `factory` where the recipe's model was a function of yours."""

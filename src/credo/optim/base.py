@@ -21,7 +21,7 @@ from credo.optim import arguments, checkpoints, checks
 from credo.optim.block import Block
 from credo.optim.diagnostics import Diagnosed
 from credo.optim.gathering import Gathered, Seen
-from credo.optim.groups import joining_group, parameter_groups, parameter_names
+from credo.optim.groups import carrying_buffers, joining_group, parameter_groups, parameter_names
 from credo.optim.hooks import hooked
 from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
@@ -59,6 +59,10 @@ class BayesianOptimizer(Diagnosed, ABC):
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
         join(self, self._module_now())
         self._monitor.begin(self)
+
+    def __init_subclass__(cls) -> None:
+        if "posterior" in vars(cls):
+            cls.posterior = carrying_buffers(cls.posterior)  # type: ignore[method-assign]
 
     @abstractmethod
     def _sample(self, parameters: list[Tensor]) -> AbstractContextManager[Seen]:

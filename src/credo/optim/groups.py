@@ -4,7 +4,8 @@ With a module, its normalisation layers go into a group of their own: they are d
 no prior, as in the paper, and are preconditioned like all others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from credo.curvature.subjects import refuse_opaque
 from credo.errors import CallOrderError, InvalidType, InvalidValue, UnsupportedOperation
 from credo.optim import arguments
+from credo.posterior import Posterior
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -42,6 +44,17 @@ def parameter_names(groups: Iterable[Mapping[str, Any]]) -> dict[int, str]:
         for k, p in enumerate(group["params"]):
             named[id(p)] = group["param_names"][k] if "param_names" in group else f"parameter_{len(named)}"
     return named
+
+
+def carrying_buffers(posterior: Callable[..., Posterior]) -> Callable[..., Posterior]:
+    """What the method returns, with the buffers of the module that the optimiser was given."""
+
+    @wraps(posterior)
+    def carried(self: Any, *args: Any, **kwargs: Any) -> Posterior:
+        found, module = posterior(self, *args, **kwargs), self._module_now()
+        return found if module is None else found.with_buffers(module)
+
+    return carried
 
 
 def joining_group(

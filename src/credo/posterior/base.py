@@ -1,16 +1,21 @@
 """The protocol of every posterior: moments, draws, exact divergences, and a file."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from os import PathLike
-from typing import ClassVar, TypeAlias, Union, final
+from typing import ClassVar, TypeAlias, TypeVar, Union, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from credo.errors import InvalidValue, UnsupportedOperation
+from credo.posterior.arguments import positive
+from credo.posterior.buffers import owned_buffers
 from credo.posterior.files import save_posterior
 
 Weights: TypeAlias = dict[str, Tensor]
+Self = TypeVar("Self", bound="Posterior")
 Prior: TypeAlias = Union[float, "Posterior"]  # a precision δ, meaning N(0, 1/δ), or another posterior
 
 
@@ -24,6 +29,8 @@ class Posterior(ABC):
     """
 
     kind: ClassVar[str]  # how files name the class
+    _own: torch.Generator | None = None  # for draws without a generator
+    _buffers: Mapping[str, Tensor] = {}
 
     @property
     @abstractmethod
@@ -85,6 +92,49 @@ class Posterior(ABC):
     def from_tensors(cls, tensors: Weights, metadata: Mapping[str, object]) -> "Posterior":
         """The inverse of `tensors`."""
 
+    def scaled(self, factor: float) -> "Posterior":
+        """The same mean, and every covariance multiplied by `factor`: σ² becomes factor·σ².
+
+        Deterministic names stay so. `metadata["scale"]` holds the product of all factors so far. A class of your own
+        that can do this defines `_scaled`.
+        """
+        factor = positive("factor", factor)
+        if len(self.deterministic) == len(self.mean):
+            raise InvalidValue(
+                f"factor={factor:g} has nothing to scale: every tensor of this posterior is deterministic. To change"
+                " how sure its predictions are, use predict(..., temperature=...) or noise=..."
+            )
+        return self._scaled(factor).with_buffers(self._buffers)
+
+    def _scaled(self, factor: float) -> "Posterior":
+        raise UnsupportedOperation(
+            f"{type(self).__name__} cannot be scaled: it does not define _scaled(factor)"
+        )
+
+    @property
+    @final
+    def buffers(self) -> Weights:
+        """The module's buffers as they were (BatchNorm's running statistics, …); `predict` uses them. Often empty."""
+        return dict(self._buffers)
+
+    @final
+    def with_buffers(self: Self, source: nn.Module | Mapping[str, Tensor]) -> Self:
+        """The same posterior with copies of these buffers instead: a module's that `state_dict` has, or by name."""
+        twin = copy.copy(self)
+        twin._own, twin._buffers = None, owned_buffers(source)
+        return twin
+
+    @final
+    def _metadata_scaled(self, factor: float) -> dict[str, object]:
+        before = self.metadata.get("scale", 1.0)
+        return {**self.metadata, "scale": factor * (before if isinstance(before, int | float) else 1.0)}
+
+    @final
+    def _own_generator(self) -> torch.Generator:
+        if self._own is None:
+            self._own = torch.Generator(self.device).manual_seed(0)
+        return self._own
+
     @property
     @final
     def device(self) -> torch.device:
@@ -102,4 +152,4 @@ class Posterior(ABC):
     @final
     def save(self, path: str | PathLike[str]) -> None:
         """Write a file that `credo.load_posterior` verifies; an old one stays until the new one is safe."""
-        save_posterior(path, self.kind, self.tensors(), self.metadata)
+        save_posterior(path, self.kind, self.tensors(), self.metadata, self._buffers)

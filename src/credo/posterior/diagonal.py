@@ -36,7 +36,6 @@ class DiagonalPosterior(Posterior):
         self._mean = named_tensors("mean", mean)
         self._variance = _random_part(named_tensors("variance", variance))
         self._metadata = json_copy("metadata", metadata or {})
-        self._own: torch.Generator | None = None
         _check_moments(self._mean, self._variance)
 
     @property
@@ -68,7 +67,9 @@ class DiagonalPosterior(Posterior):
         means, variances = (
             [part[name].contiguous() for name in names] for part in (self._mean, self._variance)
         )
-        sample_rows_([draws[name] for name in names], means, variances, keys(generator, n))
+        seeds = keys(generator, n)
+        if names:
+            sample_rows_([draws[name] for name in names], means, variances, seeds)
         return draws
 
     def kl(self, prior: Prior) -> Tensor:
@@ -106,7 +107,12 @@ class DiagonalPosterior(Posterior):
             {name: tensor.to(device) for name, tensor in part.items()}
             for part in (self._mean, self._variance)
         )
-        return DiagonalPosterior(mean, variance, self._metadata)
+        buffers = {name: tensor.to(device) for name, tensor in self._buffers.items()}
+        return DiagonalPosterior(mean, variance, self._metadata).with_buffers(buffers)
+
+    def _scaled(self, factor: float) -> "DiagonalPosterior":
+        variance = {name: scaled_variance(name, v, factor) for name, v in self._variance.items()}
+        return DiagonalPosterior(self._mean, variance, self._metadata_scaled(factor))
 
     def dense_covariance(self, name: str) -> Tensor:
         parts = [part for part in (name, f"{name}.weight", f"{name}.bias") if part in self._mean]
@@ -134,11 +140,6 @@ class DiagonalPosterior(Posterior):
             f" {len(self.deterministic)} deterministic tensors, {self._metadata})"
         )
 
-    def _own_generator(self) -> torch.Generator:
-        if self._own is None:
-            self._own = torch.Generator(self.device).manual_seed(0)
-        return self._own
-
     def _kl_to_precision(self, precision: float) -> Tensor:
         mean, variance = (
             torch.tensor(v, dtype=torch.float64, device=self.device) for v in (0.0, 1 / precision)
@@ -152,6 +153,17 @@ class DiagonalPosterior(Posterior):
         wrong = mismatches({name: v.shape for name, v in self._variance.items()}, other)
         if wrong:
             raise InvalidValue(f"{argument} and the posterior hold different weights: {wrong}")
+
+
+def scaled_variance(name: str, variance: Tensor, factor: float) -> Tensor:
+    """factor·σ², or an error where that leaves the dtype's range: a variance of 0 would pass for certainty."""
+    scaled = variance * factor
+    if not bool((scaled.isfinite() & (scaled > 0)).all()):
+        raise InvalidValue(
+            f"factor={factor:g} takes variances of {name!r} out of the range of {variance.dtype};"
+            " choose one nearer to 1"
+        )
+    return scaled
 
 
 def _as_matrix(tensor: Tensor) -> Tensor:

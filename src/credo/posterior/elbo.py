@@ -60,6 +60,7 @@ def _losses(
     stand_in: StandIn, posterior: Posterior, loss: Callable[[nn.Module], Tensor], samples: int, seed: int
 ) -> Iterator[float]:
     stand_in.check(posterior.mean)
+    stand_in.take_buffers(posterior.buffers)
     generator = torch.Generator(posterior.device).manual_seed(seed)
     for _ in range(samples):
         stand_in.load(stand_in.placed(posterior.sample(generator)))

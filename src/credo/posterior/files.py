@@ -23,15 +23,21 @@ from credo.posterior.registry import class_of
 if TYPE_CHECKING:
     from credo.posterior.base import Posterior
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no buffers
+BUFFER = "buffer/"  # what their names begin with
 UNSIGNED = "0" * 64
 # Inside JSON strings quotes are escaped, so only the field itself can look like this.
 DIGEST_FIELD = re.compile(rb'"credo\.sha256":"([0-9a-f]{64})"')
 
 
 def save_posterior(
-    path: str | PathLike[str], kind: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, object]
+    path: str | PathLike[str],
+    kind: str,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, object],
+    buffers: Mapping[str, Tensor] | None = None,
 ) -> None:
+    tensors = {**tensors, **{BUFFER + name: tensor for name, tensor in (buffers or {}).items()}}
     header = {
         "credo.format": str(FORMAT_VERSION),
         "credo.kind": kind,
@@ -70,7 +76,10 @@ def _read(path: Path, data: bytes) -> "Posterior":
         )
     tensors = safetensors.torch.load(data)
     ordered = {name: tensors[name] for name in json.loads(header["credo.order"])}
-    return class_of(header["credo.kind"]).from_tensors(ordered, json.loads(header["credo.metadata"]))
+    weights = {name: tensor for name, tensor in ordered.items() if not name.startswith(BUFFER)}
+    buffers = {name.removeprefix(BUFFER): ordered[name] for name in ordered if name not in weights}
+    posterior = class_of(header["credo.kind"]).from_tensors(weights, json.loads(header["credo.metadata"]))
+    return posterior.with_buffers(buffers) if buffers else posterior
 
 
 def _path(path: object) -> Path:

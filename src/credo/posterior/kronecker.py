@@ -5,6 +5,7 @@ w = μ + σ·ε                     what has no Kronecker factors
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, final
 
 import torch
@@ -14,7 +15,7 @@ from credo.errors import InvalidValue, UnsupportedOperation
 from credo.posterior import gaussian, kronecker_kl
 from credo.posterior.arguments import json_copy, mismatches, named_tensors, positive
 from credo.posterior.base import Posterior, Prior, Weights
-from credo.posterior.diagonal import DiagonalPosterior
+from credo.posterior.diagonal import DiagonalPosterior, scaled_variance
 from credo.posterior.layers import Layer
 from credo.posterior.matrix_normal import Root
 from credo.posterior.noise import check_generator, standard_normal
@@ -48,7 +49,6 @@ class KroneckerPosterior(Posterior):
         self._rest = {n: v for n, v in rest.variance.items() if n not in rest.deterministic}
         self._certain = frozenset(rest.deterministic - self._inside.keys())
         self._metadata = json_copy("metadata", metadata or {})
-        self._own: torch.Generator | None = None
         self._variance: Weights = {}  # of all names, at need
 
     @property
@@ -160,7 +160,20 @@ class KroneckerPosterior(Posterior):
     def to(self, device: torch.device | str) -> "KroneckerPosterior":
         mean, variance = ({n: t.to(device) for n, t in part.items()} for part in (self._mean, self._rest))
         layers = {n: Layer(v.weight, v.bias, v.root.to(device)) for n, v in self._layers.items()}
-        return KroneckerPosterior(mean, layers, variance, self._metadata)
+        buffers = {name: tensor.to(device) for name, tensor in self._buffers.items()}
+        return KroneckerPosterior(mean, layers, variance, self._metadata).with_buffers(buffers)
+
+    def _scaled(self, factor: float) -> "KroneckerPosterior":
+        """√factor goes into the scale S of each layer: the covariance has it squared."""
+        variance = {name: scaled_variance(name, v, factor) for name, v in self._rest.items()}
+        layers = {
+            name: Layer(
+                v.weight, v.bias, replace(v.root, scale=scaled_variance(name, v.root.scale, factor**0.5))
+            )
+            for name, v in self._layers.items()
+        }
+        metadata = {n: v for n, v in self._metadata_scaled(factor).items() if n != "layers"}
+        return KroneckerPosterior(self._mean, layers, variance, metadata)
 
     def dense_covariance(self, name: str) -> Tensor:
         if name in self._layers:
@@ -199,11 +212,6 @@ class KroneckerPosterior(Posterior):
             f"KroneckerPosterior({weights:,} weights, {len(self._layers)} layers and {len(self._rest)} other tensors,"
             f" {len(self._certain)} deterministic tensors, {self._metadata})"
         )
-
-    def _own_generator(self) -> torch.Generator:
-        if self._own is None:
-            self._own = torch.Generator(self.device).manual_seed(0)
-        return self._own
 
     def _check_same_weights(self, argument: str, other: Mapping[str, Tensor]) -> None:
         wanted = {name: m.shape for name, m in self._mean.items() if name not in self._certain}

@@ -5,7 +5,7 @@ from credo.predict.ensemble import Ensemble
 from credo.predict.functions import DrawsFunctions, Functions
 from credo.predict.inputs import Batch
 from credo.predict.predict import predict
-from credo.predict.prediction import Prediction, RegressionPrediction
+from credo.predict.prediction import MultilabelPrediction, Prediction, RegressionPrediction
 
 __all__ = [
     "Batch",
@@ -13,6 +13,7 @@ __all__ = [
     "DropoutPosterior",
     "Ensemble",
     "Functions",
+    "MultilabelPrediction",
     "Prediction",
     "RegressionPrediction",
     "predict",

@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from typing import Any, Protocol, TypeAlias
+from dataclasses import fields, replace
+from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from credo.errors import InvalidValue
 from credo.kernels.layout import NARROW
-from credo.predict.outputs import Outputs
-from credo.predict.prediction import Prediction, RegressionPrediction
+from credo.predict.outputs import Outputs, class_place
+from credo.predict.prediction import AnyPrediction, MultilabelPrediction, Prediction, RegressionPrediction
 
-AnyPrediction: TypeAlias = Prediction | RegressionPrediction
+P = TypeVar("P", bound=AnyPrediction)
 
 
 class Average(Protocol):
@@ -27,6 +29,11 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """f/T, wide; at T = 1 the logits themselves."""
+    return wide(logits) if temperature == 1 else wide(logits) / temperature
+
+
 def log_softmax(logits: Tensor) -> Tensor:
     """Over the last dimension; where that is short, it lies first in the memory of the result."""
     if logits.shape[-1] >= NARROW:
@@ -35,19 +42,19 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 
 class ClassAverage:
-    """p̂ = (1/C) Σ softmax, as log p̂ = logsumexp(log softmax) − log C."""
+    """p̂ = (1/C) Σ softmax(f/T), as log p̂ = logsumexp(log softmax) − log C."""
 
-    def __init__(self, keep_samples: bool) -> None:
+    def __init__(self, keep_samples: bool, temperature: float = 1.0, class_dim: int | None = None) -> None:
+        self._temperature, self._class_dim = temperature, class_dim
         self._keep, self._kept, self._count = keep_samples, list[Tensor](), 0
         self._log_sum: Tensor | None = None
         self._entropies: Tensor | float = 0.0
 
     def add(self, outputs: Outputs) -> None:
-        log_p = log_softmax(wide(outputs[0]))  # (c, M, K)
+        log_p = log_softmax(tempered(outputs[0], self._temperature))  # (c, M, …, K)
         p = log_p.exp()
-        log_sum = log_p.logsumexp(0)
-        self._log_sum = log_sum if self._log_sum is None else torch.logaddexp(self._log_sum, log_sum)
-        self._entropies = self._entropies - (p * log_p.clamp_min(torch.finfo(p.dtype).min)).sum((0, 2))
+        self._log_sum = _added(self._log_sum, log_p)
+        self._entropies = self._entropies - (p * log_p.clamp_min(torch.finfo(p.dtype).min)).sum((0, -1))
         self._count += len(p)
         if self._keep:
             self._kept.append(p)
@@ -58,8 +65,42 @@ class ClassAverage:
         probs = log_probs.exp()
         entropy, expected = torch.special.entr(probs).sum(-1), torch.as_tensor(self._entropies) / self._count
         disagreement = (entropy - expected).clamp_min(0)  # by Jensen; rounding may say otherwise
+        place = class_place(probs.dim(), self._class_dim)
+        probs, log_probs = (tensor.movedim(-1, place) for tensor in (probs, log_probs))
+        samples = torch.cat(self._kept).movedim(-1, place + 1) if self._keep else None
+        return Prediction(probs, log_probs, entropy, expected, disagreement, samples, place)
+
+
+class LabelAverage:
+    """p̂ = (1/C) Σ sigmoid(f/T) for every output by itself; log p̂ and log(1 − p̂) as in `ClassAverage`."""
+
+    def __init__(self, keep_samples: bool, temperature: float = 1.0) -> None:
+        self._temperature = temperature
+        self._keep, self._kept, self._count = keep_samples, list[Tensor](), 0
+        self._yes: Tensor | None = None
+        self._no: Tensor | None = None
+        self._entropies: Tensor | float = 0.0
+
+    def add(self, outputs: Outputs) -> None:
+        z = tempered(outputs[0], self._temperature)  # (c, M, …)
+        yes, no = F.logsigmoid(z), F.logsigmoid(-z)
+        p = yes.exp()
+        self._yes, self._no = _added(self._yes, yes), _added(self._no, no)
+        self._entropies = self._entropies - (p * yes + no.exp() * no).sum(0)
+        self._count += len(z)
+        if self._keep:
+            self._kept.append(p)
+
+    def result(self) -> MultilabelPrediction:
+        assert self._yes is not None
+        assert self._no is not None
+        yes, no = (total - math.log(self._count) for total in (self._yes, self._no))
+        probs = yes.exp()
+        entropy = -(probs * yes + no.exp() * no)
+        expected = torch.as_tensor(self._entropies) / self._count
         samples = torch.cat(self._kept) if self._keep else None
-        return Prediction(probs, log_probs, entropy, expected, disagreement, samples)
+        disagreement = (entropy - expected).clamp_min(0)
+        return MultilabelPrediction(probs, yes, no, entropy, expected, disagreement, samples)
 
 
 class RegressionAverage:
@@ -83,7 +124,15 @@ class RegressionAverage:
     def _noise_of(self, outputs: Outputs, mean: Tensor) -> Tensor:
         if len(outputs) == 2:
             return wide(outputs[1]).exp().mean(0)
-        return torch.zeros_like(mean) if self._noise is None else self._noise.to(mean).expand(mean.shape)
+        if self._noise is None:
+            return torch.zeros_like(mean)
+        try:
+            return self._noise.to(mean).expand(mean.shape)
+        except RuntimeError as error:
+            raise InvalidValue(
+                f"noise has shape {tuple(self._noise.shape)}, which does not broadcast to the model's output"
+                f" {tuple(mean.shape)}; give a number, or a variance for each output"
+            ) from error
 
     def result(self) -> RegressionPrediction:
         aleatoric, epistemic = self._aleatoric / self._count, self._squares / self._count
@@ -91,23 +140,36 @@ class RegressionAverage:
         return RegressionPrediction(self._mean, aleatoric + epistemic, aleatoric, epistemic, samples)
 
 
+def _added(total: Tensor | None, logarithms: Tensor) -> Tensor:
+    """log(e^total + Σ e^logarithms), the sum over the first dimension."""
+    new = logarithms.logsumexp(0)
+    return new if total is None else torch.logaddexp(total, new)
+
+
 def joined(results: Sequence[AnyPrediction]) -> AnyPrediction:
     """Batches one after another."""
-    return results[0] if len(results) == 1 else _field_by_field(results, torch.cat)
+    if len(results) == 1:
+        return results[0]
+    shapes = [result.mean if isinstance(result, RegressionPrediction) else result.probs for result in results]
+    for k, tensor in enumerate(shapes):
+        if tensor.shape[1:] != shapes[0].shape[1:]:
+            raise InvalidValue(
+                f"batch {k} has outputs of shape {tuple(tensor.shape[1:])} an example and batch 0 of"
+                f" {tuple(shapes[0].shape[1:])}; one prediction holds one shape: pad the batches to one length, or call"
+                " predict for each of them"
+            )
+    return _field_by_field(results, torch.cat)
 
 
 def first_examples(result: AnyPrediction, n: int) -> AnyPrediction:
     return _field_by_field([result], lambda tensors, axis: tensors[0].narrow(axis, 0, n))
 
 
-def _field_by_field(
-    results: Sequence[AnyPrediction], combine: Callable[[list[Tensor], int], Tensor]
-) -> AnyPrediction:
-    """Examples are the first dimension of every field but `samples`, where they are the second."""
+def _field_by_field(results: Sequence[P], combine: Callable[[list[Tensor], int], Tensor]) -> P:
+    """Examples are the first dimension of every tensor but `samples`, where they are the second."""
     made: dict[str, Any] = {}
     for field in fields(results[0]):
         tensors = [getattr(result, field.name) for result in results]
-        made[field.name] = (
-            None if tensors[0] is None else combine(tensors, 1 if field.name == "samples" else 0)
-        )
-    return type(results[0])(**made)
+        if isinstance(tensors[0], Tensor):
+            made[field.name] = combine(tensors, 1 if field.name == "samples" else 0)
+    return replace(results[0], **made)

@@ -20,6 +20,7 @@ class WeightDraws:
 
     def __init__(self, stand_in: StandIn, posterior: Posterior, samples: int, seed: int) -> None:
         stand_in.check(posterior.mean)
+        stand_in.take_buffers(posterior.buffers)
         self._stand_in, self._posterior, self.samples, self._seed = stand_in, posterior, samples, seed
         self.bytes = sum(tensor.numel() * tensor.element_size() for tensor in posterior.mean.values())
         self.most = max(1, LIMIT // max(1, self.bytes))
@@ -35,7 +36,8 @@ class WeightDraws:
 
     def _all(self) -> Weights:
         placement = tuple((name, t.device, t.dtype) for name, t in self._stand_in.like.items())
-        key = (self.samples, self._seed, placement, _versions(self._posterior.tensors()))
+        names = self._stand_in.own_names(self._posterior.mean)
+        key = (self.samples, self._seed, placement, names, _versions(self._posterior.tensors()))
         return _last.recall(self._posterior, key) or _last.keep(
             self._posterior, key, self._draw(self._generator(), self.samples)
         )

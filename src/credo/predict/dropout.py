@@ -1,12 +1,12 @@
 """MC-dropout as a posterior: a function is the network with one set of units dropped."""
 
 from collections.abc import Iterable, Iterator
-from typing import final
+from typing import NoReturn, final
 
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from credo.errors import InvalidType, InvalidValue
+from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
 from credo.posterior.isolation import undisturbed
 from credo.posterior.stand_in import StandIn, device_of
 from credo.predict.functions import Functions
@@ -51,6 +51,12 @@ class DropoutPosterior:
                 " or make credo.DropoutPosterior(model) for the one at hand"
             )
         return DropoutFunctions(model, self._active, samples, seed, read)
+
+    def scaled(self, factor: float) -> NoReturn:
+        raise UnsupportedOperation(
+            f"scaled({factor!r:.40}): a DropoutPosterior has no variances to scale; its spread is the dropout rate p of"
+            " the layers. credo.calibrate fits a temperature for it, predict(..., temperature=...) uses one"
+        )
 
     def __repr__(self) -> str:
         return f"DropoutPosterior({type(self.model).__name__}, {len(self._active)} modules active)"

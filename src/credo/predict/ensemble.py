@@ -1,11 +1,11 @@
 """Ensembles as posteriors: networks trained from different seeds, or a mixture of posteriors."""
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias, final
+from typing import NoReturn, TypeAlias, final
 
 from torch import nn
 
-from credo.errors import InvalidType, InvalidValue
+from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
 from credo.posterior.base import Posterior
 from credo.predict.dropout import DropoutPosterior
 from credo.predict.functions import AnyPosterior, DrawsFunctions, Functions, functions_of
@@ -21,8 +21,9 @@ class Ensemble:
     """An equal mixture of its members: p̂ = (1/E) Σₑ p̂ₑ, where p̂ₑ is what `predict` says of member e.
 
     A member is a module, of any architecture: one function, its own weights; a posterior, over the weights of
-    the model given to `predict`: `samples` functions; or a pair (module, posterior), which is needed when
-    members differ in more than weights (BatchNorm's running statistics are buffers, not weights).
+    the model given to `predict`: `samples` functions; or a pair (module, posterior), for another architecture.
+    Posteriors of an optimiser that was built with the module carry its buffers (BatchNorm's running statistics); others
+    that differ in buffers need the pair too.
 
         credo.predict(models[0], credo.Ensemble(models), x)                         # a deep ensemble
         credo.predict(model, credo.Ensemble([o.posterior() for o in optimizers]), x)  # a mixture of Gaussians
@@ -49,6 +50,12 @@ class Ensemble:
         points = [_is_point(posterior) for _, posterior in self._members]
         rows = [1] * len(points) if all(points) else [samples] * len(points)
         return EnsembleFunctions(drawn, rows)
+
+    def scaled(self, factor: float) -> NoReturn:
+        raise UnsupportedOperation(
+            f"scaled({factor!r:.40}): an Ensemble has no variances of its own; scale the posteriors among its members,"
+            " credo.Ensemble([q.scaled(factor) for q in posteriors]), or use predict(..., temperature=...)"
+        )
 
     def __repr__(self) -> str:
         return f"Ensemble of {len(self._members)}"

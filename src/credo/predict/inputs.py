@@ -1,26 +1,34 @@
-"""What one call of the model gets, from what a user has: a tensor, arguments, or a loader.
+"""What one call of the model gets, from what a user has: a tensor, an array, arguments, or a loader.
 
 | `inputs` | is |
 |---|---|
-| a tensor | one batch: `model(x)` |
+| a tensor or array | one batch: `model(x)` |
 | a tuple | one batch of several arguments: `model(*inputs)` |
 | a mapping | one batch of named arguments without the labels: `model(**inputs)` |
 | any other iterable (loader, list, generator) | batches |
 
-A batch of an iterable is a tensor, a mapping, or a tuple or list `(x,)` or `(x, y)`: y is left out, and x is
-again any of the first three. Longer ones are refused, since which part is a label cannot be known.
+A batch of an iterable is a tensor, an array, a mapping, or a tuple or list `(x,)` or `(x, y)`: y is the target, and x
+is again any of the first three. Longer ones are refused, since which part is a target cannot be known. In a mapping the
+target is what `target=` names, or one of `TARGETS`, or "y" where the model takes no such argument.
+
+Arrays of floating-point numbers get the dtype of the model's weights: numpy's are float64 by habit, not by choice.
+Tensors keep theirs.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from credo.errors import InvalidType, InvalidValue
+from credo.posterior.stand_in import device_of, unwrapped
 
-LABELS = frozenset({"label", "labels", "label_ids", "target", "targets"})
+TARGETS = frozenset({"label", "labels", "label_ids", "target", "targets"})
 
 
 @dataclass(frozen=True)
@@ -29,13 +37,14 @@ class Batch:
 
     args: tuple[object, ...] = ()
     kwargs: dict[str, object] = field(default_factory=dict)
+    target: object = None  # what came with them and is no argument
 
     def tensors(self) -> list[Tensor]:
         return [*_found(self.args), *_found(self.kwargs)]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         args = tuple(_mapped(arg, change) for arg in self.args)
-        return Batch(args, {name: _mapped(arg, change) for name, arg in self.kwargs.items()})
+        return Batch(args, {name: _mapped(arg, change) for name, arg in self.kwargs.items()}, self.target)
 
     def call(self, function: Callable[..., object]) -> object:
         return function(*self.args, **self.kwargs)
@@ -55,46 +64,177 @@ class Batch:
         return tuple((tensor.shape, tensor.dtype) for tensor in self.tensors())
 
 
-def batches(
-    inputs: object, batch_size: int | None, device: torch.device | None, parts: int = 1
-) -> Iterator[Batch]:
-    """Every batch, on the model's device; a single one without a batch_size in so many parts."""
-    whole = _single(inputs)
-    if whole is None:
+class Reader:
+    """Makes batches for one model: knows its device, its dtype and the arguments it takes."""
+
+    def __init__(self, model: nn.Module, target: str | None = None) -> None:
+        if target is not None and not isinstance(target, str):
+            raise InvalidType(f"target must be the name of the target in dict batches, got {target!r:.80}")
+        inner = unwrapped(model)
+        self.device, self._target, self._model = device_of(model), target, inner
+        self._name, self._signature = type(inner).__name__, _signature(inner)
+
+    def batches(self, inputs: object, batch_size: int | None = None, parts: int = 1) -> Iterator[Batch]:
+        """Every batch, on the model's device; a single one without a batch_size in so many parts."""
+        whole = self._single(inputs)
+        if whole is None:
+            found = self._of_loader(inputs, batch_size)
+        else:
+            found = _split(whole, batch_size or (-(-(whole.size() or 0) // parts) if parts > 1 else None))
+        return map(self._placed, found)
+
+    def labelled(self, validation: object, batch_size: int | None = None) -> Iterator[Batch]:
+        """Batches with their targets, from a pair (inputs, targets), a dict, or an iterable of such."""
+        if isinstance(validation, tuple) and len(validation) == 2:
+            inputs, target = validation
+            whole = self._single(tuple(inputs) if isinstance(inputs, list) else inputs)
+            if whole is None:
+                raise InvalidType(
+                    f"the first of the pair (inputs, targets) must be a tensor, an array, a tuple or a dict,"
+                    f" got {type(inputs).__name__}; a loader that yields (x, y) is passed by itself"
+                )
+            found = _split(replace(whole, target=_target(target)), batch_size)
+        elif isinstance(validation, Mapping):
+            found = _split(cast("Batch", self._single(validation)), batch_size)
+        else:
+            if isinstance(validation, Tensor) or hasattr(validation, "__array__"):
+                raise InvalidType(
+                    f"validation is a {type(validation).__name__} without targets; give (inputs, targets) or a loader"
+                )
+            found = self._of_loader(validation, batch_size)
+        return map(self._placed, found)
+
+    def _of_loader(self, inputs: object, batch_size: int | None) -> Iterator[Batch]:
         if batch_size is not None:
             raise InvalidValue("batch_size splits a tensor, tuple or mapping; a loader comes with its own")
-        found: Iterable[Batch] = map(_unpacked, _iterable(inputs))
-    else:
-        found = _split(whole, batch_size or (-(-(whole.size() or 0) // parts) if parts > 1 else None))
-    for batch in found:
-        yield batch if device is None else batch.map(lambda tensor: tensor.to(device))
+        return map(self._unpacked, _iterable(inputs))
 
+    def _placed(self, batch: Batch) -> Batch:
+        self._check(batch)
+        device = self.device
+        return batch if device is None else batch.map(lambda tensor: tensor.to(device))
 
-def _single(value: object) -> Batch | None:
-    if isinstance(value, Tensor):
-        return Batch((value,))
-    if isinstance(value, Mapping):
-        return Batch((), {str(name): arg for name, arg in value.items() if name not in LABELS})
-    if isinstance(value, tuple):
-        return Batch(tuple(value))
-    return None
+    def _single(self, value: object) -> Batch | None:
+        if isinstance(value, Tensor):
+            return Batch((value,))
+        if isinstance(value, Mapping):
+            return self._named({str(name): arg for name, arg in value.items()})
+        if isinstance(value, tuple):
+            return Batch(tuple(map(self._converted, value)))
+        return Batch((self._tensor(value),)) if _is_array(value) else None
 
-
-def _unpacked(batch: object) -> Batch:
-    if isinstance(batch, tuple | list):
-        if len(batch) not in (1, 2):
-            raise InvalidType(
-                f"a batch is a {type(batch).__name__} of {len(batch)}: which are inputs? yield x, (x, y),"
-                " ((x1, x2), y) or a dict of the model's arguments"
+    def _named(self, arguments: dict[str, object]) -> Batch:
+        if self._target is not None and self._target not in arguments:
+            raise InvalidValue(
+                f"target={self._target!r} names nothing in the batch, which has {', '.join(arguments)}"
             )
-        first = batch[0]
-        batch = tuple(first) if isinstance(first, list) else first
-    single = _single(batch)
-    if single is None:
+        left_out = {self._target} if self._target is not None else set()
+        left_out |= {n for n in arguments if n in TARGETS or (n == "y" and not self._takes("y"))}
+        names = [self._target] if self._target is not None else sorted(left_out & arguments.keys())
+        target = _target(arguments[names[0]]) if len(names) == 1 else None
+        return Batch((), {n: self._converted(a) for n, a in arguments.items() if n not in left_out}, target)
+
+    def _unpacked(self, batch: object) -> Batch:
+        target: object = None
+        if isinstance(batch, tuple | list):
+            if len(batch) not in (1, 2):
+                raise InvalidType(
+                    f"a batch is a {type(batch).__name__} of {len(batch)}: which are inputs? yield x, (x, y),"
+                    " ((x1, x2), y) or a dict of the model's arguments"
+                )
+            first, target = batch[0], _target(batch[1]) if len(batch) == 2 else None
+            batch = tuple(first) if isinstance(first, list) else first
+        single = self._single(batch)
+        if single is None:
+            raise InvalidType(
+                f"a batch holds {type(batch).__name__} where a tensor, an array, a tuple or a dict is expected"
+            )
+        return single if target is None else replace(single, target=target)
+
+    def _takes(self, name: str) -> bool:
+        if self._signature is None:
+            return True
+        kinds = {p.kind for p in self._signature.parameters.values()}
+        return name in self._signature.parameters or inspect.Parameter.VAR_KEYWORD in kinds
+
+    def _check(self, batch: Batch) -> None:
+        """Arguments that the model cannot take, named before it is called."""
+        if self._signature is None:
+            return
+        unknown = [name for name in batch.kwargs if not self._takes(name)]
+        if unknown:
+            raise InvalidValue(
+                f"a batch has {unknown[0]!r}, which {self._name}.forward{self._signature} does not take; if it is the"
+                f" target say target={unknown[0]!r}, otherwise give it the name of an argument or leave it out"
+            )
+        try:
+            self._signature.bind(*batch.args, **batch.kwargs)
+        except TypeError as error:
+            raise InvalidType(
+                f"a batch of {len(batch.args)} arguments and the names {list(batch.kwargs)} does not fit"
+                f" {self._name}.forward{self._signature}: {error}. A tuple holds the model's arguments; with targets"
+                " it is one batch of a list, [(x, y)]"
+            ) from error
+
+    def _converted(self, value: object) -> object:
+        """Arrays become tensors, also inside tuples, lists and mappings; single numbers stay."""
+        if _is_array(value):
+            return self._tensor(value)
+        if type(value) in (tuple, list):
+            return type(value)(self._converted(item) for item in value)  # type: ignore[call-arg,attr-defined]
+        if isinstance(value, dict):
+            return {key: self._converted(item) for key, item in value.items()}
+        return value
+
+    def _tensor(self, value: object) -> Tensor:
+        if isinstance(value, Tensor):
+            return value
+        dtypes = (p.dtype for p in self._model.parameters() if p.is_floating_point())
+        return as_tensor(value, "inputs", next(dtypes, torch.float32))
+
+
+def as_tensor(value: object, argument: str, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor of an array or a list of numbers; floating-point ones in `dtype`, if given."""
+    import numpy
+
+    try:
+        array = numpy.asarray(value)
+        native = numpy.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        tensor = torch.from_numpy(native if native.flags.writeable else native.copy())
+    except (TypeError, ValueError) as error:
         raise InvalidType(
-            f"a batch holds {type(batch).__name__} where a tensor, a tuple or a dict is expected"
-        )
-    return single
+            f"{argument} is a {type(value).__name__} that is no array of numbers: {error}; give numbers of one dtype"
+        ) from error
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def _target(value: object) -> object:
+    """Arrays as tensors, in the dtype they have."""
+    return as_tensor(value, "targets") if _is_array(value) else value
+
+
+def _is_array(value: object) -> bool:
+    """numpy's, pandas', jax's; not numpy's single numbers."""
+    return hasattr(value, "__array__") and not isinstance(value, Tensor) and getattr(value, "ndim", 1) > 0
+
+
+def _signature(model: nn.Module) -> inspect.Signature | None:
+    """Of `forward`; None where it cannot be known."""
+    if type(model).__call__ is not nn.Module.__call__:
+        return None
+    if "forward" in vars(model):
+        return _signature_of.__wrapped__(model.forward)  # not remembered: it may hold the model
+    unbound = _signature_of(type(model).forward)
+    parameters = [] if unbound is None else list(unbound.parameters.values())
+    return unbound and unbound.replace(parameters=parameters[1:])
+
+
+@lru_cache(maxsize=64)
+def _signature_of(function: Callable[..., object]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
 
 
 def _iterable(inputs: object) -> Iterable[object]:
@@ -102,9 +242,9 @@ def _iterable(inputs: object) -> Iterable[object]:
         raise InvalidType(
             f"inputs is a data set ({type(inputs).__name__}) of examples; wrap it in a DataLoader"
         )
-    if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable) or hasattr(inputs, "__array__"):
+    if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
         raise InvalidType(
-            f"inputs must be a tensor, a tuple or dict of the model's arguments, or an iterable of batches,"
+            f"inputs must be a tensor, an array, a tuple or dict of the model's arguments, or an iterable of batches,"
             f" got {type(inputs).__name__}"
         )
     return inputs
@@ -120,7 +260,11 @@ def _split(batch: Batch, batch_size: int | None) -> Iterator[Batch]:
 
 def _part(batch: Batch, size: int, start: int, end: int) -> Batch:
     """The examples from `start` to `end`; tensors of another length (a mask for all) stay as they are."""
-    return batch.map(lambda tensor: tensor[start:end] if _has(tensor, size) else tensor)
+
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor[start:end] if _has(tensor, size) else tensor
+
+    return replace(batch.map(cut), target=_mapped(batch.target, cut))
 
 
 def _has(tensor: Tensor, size: int) -> bool:

@@ -1,7 +1,6 @@
 """`credo.predict`: the average of what the functions of a posterior say; the model is never touched."""
 
-from collections.abc import Callable
-from typing import Literal, TypeAlias, overload
+from typing import Literal, overload
 
 from torch import nn
 
@@ -9,23 +8,14 @@ from credo.distributed import ALONE, world_asked_for
 from credo.errors import InvalidValue
 from credo.posterior.arguments import whole
 from credo.posterior.isolation import undisturbed
-from credo.posterior.stand_in import device_of
-from credo.predict.averages import (
-    AnyPrediction,
-    Average,
-    ClassAverage,
-    RegressionAverage,
-    first_examples,
-    joined,
-)
+from credo.predict.averages import first_examples, joined
 from credo.predict.functions import AnyPosterior, Functions, functions_of
-from credo.predict.inputs import Batch, batches
-from credo.predict.noise import Noise, noise_variance
-from credo.predict.outputs import Read, logits, values, values_and_log_variances
-from credo.predict.prediction import Prediction, RegressionPrediction
+from credo.predict.inputs import Batch, Reader
+from credo.predict.likelihoods import Likelihood, Task, likelihood_of
+from credo.predict.noise import Noise
+from credo.predict.outputs import Outputs
+from credo.predict.prediction import AnyPrediction, MultilabelPrediction, Prediction, RegressionPrediction
 from credo.predict.ranks import Turns, of_all_ranks
-
-Task: TypeAlias = Literal["classification", "regression"]
 
 
 @overload
@@ -36,8 +26,11 @@ def predict(
     *,
     samples: int = 10,
     seed: int = 0,
-    task: Literal["classification"] = "classification",
+    task: Literal["classification", "binary"] = "classification",
+    temperature: float = 1.0,
+    class_dim: int | None = None,
     noise: None = None,
+    target: str | None = None,
     keep_samples: bool = False,
     batch_size: int | None = None,
     vectorise: bool | None = None,
@@ -53,8 +46,31 @@ def predict(
     *,
     samples: int = 10,
     seed: int = 0,
+    task: Literal["multilabel"],
+    temperature: float = 1.0,
+    class_dim: None = None,
+    noise: None = None,
+    target: str | None = None,
+    keep_samples: bool = False,
+    batch_size: int | None = None,
+    vectorise: bool | None = None,
+    distributed: bool = False,
+) -> MultilabelPrediction: ...
+
+
+@overload
+def predict(
+    model: nn.Module,
+    posterior: AnyPosterior,
+    inputs: object,
+    *,
+    samples: int = 10,
+    seed: int = 0,
     task: Literal["regression"],
+    temperature: float = 1.0,
+    class_dim: None = None,
     noise: Noise = None,
+    target: str | None = None,
     keep_samples: bool = False,
     batch_size: int | None = None,
     vectorise: bool | None = None,
@@ -70,7 +86,10 @@ def predict(
     samples: int = 10,  # C
     seed: int = 0,
     task: Task = "classification",
+    temperature: float = 1.0,  # T
+    class_dim: int | None = None,
     noise: Noise = None,
+    target: str | None = None,
     keep_samples: bool = False,
     batch_size: int | None = None,
     vectorise: bool | None = None,
@@ -83,13 +102,19 @@ def predict(
     depend on `seed` only. Results carry no graph and lie on the model's device.
 
     Args:
-        model: returns logits (examples, classes), or for regression values with examples first.
+        model: returns logits (examples, classes), or as `task` says.
         posterior: weights by name; `credo.DropoutPosterior` or `credo.Ensemble`; or the string "mean": one
             function, the model with the weights it has.
-        inputs: a tensor, a tuple or dict of the model's arguments, or an iterable of batches x, (x, y) or
-            dicts, whose labels are left out (`credo.predict.inputs` has the rule).
+        inputs: a tensor or array, a tuple or dict of the model's arguments, or an iterable of batches x, (x, y) or
+            dicts, whose targets are left out (`credo.predict.inputs` has the rule).
+        task: what the model's outputs are. "classification": logits of a softmax, (B, C), (B, T, C) or (B, C, H, W);
+            "binary": one logit, (B,) or (B, 1), answered as two classes; "multilabel": a logit for each label, (B, L);
+            "regression": values, examples first.
+        temperature: divides the logits of every sample before the softmax or sigmoid; `credo.calibrate` fits it.
+        class_dim: which dimension of the output holds the classes. By default the second, and the last of three.
         noise: regression only. The variance of the observations, a number or a tensor that broadcasts to the
             output; "model" if it is learnt and the model returns (mean, log_variance); None is no noise.
+        target: the name of the target in dict batches, where it is none of the usual ones.
         keep_samples: keep the answer of each function as `prediction.samples`.
         batch_size: split a large tensor, tuple or dict along its first dimension.
         vectorise: None decides by shapes (`credo.predict.plan`), False is the plain loop, True vectorises
@@ -100,37 +125,43 @@ def predict(
     samples, seed = whole("samples", samples, at_least=1), whole("seed", seed, at_least=0)
     if batch_size is not None:
         batch_size = whole("batch_size", batch_size, at_least=1)
-    read, average = _task(task, noise, keep_samples)
-    functions, device = functions_of(model, posterior, samples, seed, read, vectorise), device_of(model)
+    likelihood, reader = likelihood_of(task, noise, temperature, class_dim), Reader(model, target)
+    functions = functions_of(model, posterior, samples, seed, likelihood.read, vectorise)
     everybody = world_asked_for() if distributed else ALONE
-    turns = Turns(everybody)
+    turns, device = Turns(everybody), reader.device
 
     def work() -> list[AnyPrediction]:
-        found = batches(inputs, batch_size, device, parts=everybody.size)
         with undisturbed(seed, device):
-            return [_of_batch(functions, batch, average()) for batch in turns.mine(found)]
+            found = turns.mine(reader.batches(inputs, batch_size, parts=everybody.size))
+            return [
+                _of_batch(functions, batch, likelihood, keep_samples, first=k == 0)
+                for k, batch in enumerate(found)
+            ]
 
-    kind = Prediction if task == "classification" else RegressionPrediction
-    results = work() if everybody.alone else of_all_ranks(everybody, turns, device, kind, work)
+    results = work() if everybody.alone else of_all_ranks(everybody, turns, device, likelihood.rebuilt, work)
     if not results:
         raise InvalidValue("inputs yielded no batch; an exhausted iterator must be made again")
     return joined(results)
 
 
-def _of_batch(functions: Functions, batch: Batch, average: Average) -> AnyPrediction:
-    empty = batch.is_empty()
-    for outputs in functions(batch.with_one_blank() if empty else batch):
-        average.add(outputs)
+def _of_batch(
+    functions: Functions, batch: Batch, likelihood: Likelihood, keep_samples: bool, first: bool
+) -> AnyPrediction:
+    empty, average = batch.is_empty(), likelihood.average(keep_samples)
+    for answers in functions(batch.with_one_blank() if empty else batch):
+        if first and not empty:
+            likelihood.inspect(answers, batch.target)
+            _refuse_other_rows(answers, batch)
+            first = False
+        average.add(answers)
     return first_examples(average.result(), 0) if empty else average.result()
 
 
-def _task(task: str, noise: Noise, keep_samples: bool) -> tuple[Read, Callable[[], Average]]:
-    if task == "classification":
-        if noise is not None:
-            raise InvalidValue("noise is for task='regression'; a classifier's is in its probabilities")
-        return logits, lambda: ClassAverage(keep_samples)
-    if task == "regression":
-        read = values_and_log_variances if isinstance(noise, str) and noise == "model" else values
-        variance = noise_variance(noise)
-        return read, lambda: RegressionAverage(keep_samples, variance)
-    raise InvalidValue(f"task must be 'classification' or 'regression', got {task!r}")
+def _refuse_other_rows(answers: Outputs, batch: Batch) -> None:
+    """Positions must not stand before the examples. Rows of all positions, (B·T, C), are as good as examples."""
+    rows, size = answers[0].shape[1:], batch.size()
+    if len(rows) > 2 and size is not None and rows[0] != size:
+        raise InvalidValue(
+            f"the model got {size} examples and answered with {rows[0]} rows of {len(rows)} dimensions; the first"
+            " dimension must count the examples. Use batch_first=True, or transpose the output inside the model"
+        )

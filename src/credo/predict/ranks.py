@@ -13,9 +13,8 @@ from torch import Tensor
 
 from credo.distributed import World, gather, outcome_of_all
 from credo.errors import InvalidValue
-from credo.predict.averages import AnyPrediction
 from credo.predict.inputs import Batch
-from credo.predict.prediction import Prediction, RegressionPrediction
+from credo.predict.prediction import AnyPrediction
 
 
 class Turns:
@@ -35,7 +34,7 @@ def of_all_ranks(
     world: World,
     turns: Turns,
     device: torch.device | None,
-    kind: type[Prediction] | type[RegressionPrediction],
+    rebuilt: Callable[..., AnyPrediction],
     work: Callable[[], list[AnyPrediction]],
 ) -> list[AnyPrediction]:
     """The predictions for all batches, in their order; an error on one rank is an error on all."""
@@ -47,7 +46,9 @@ def of_all_ranks(
         raise InvalidValue(
             f"with distributed=True all ranks must give the same inputs; by rank they yielded {counts} batches"
         )
-    queues = [_predictions(kind, row[1:], _turns(world, rank, counts[0])) for rank, row in enumerate(found)]
+    queues = [
+        _predictions(rebuilt, row[1:], _turns(world, rank, counts[0])) for rank, row in enumerate(found)
+    ]
     return [next(queues[k % world.size]) for k in range(counts[0])]
 
 
@@ -57,12 +58,12 @@ def _turns(world: World, rank: int, batches: int) -> int:
 
 def _tensors(prediction: AnyPrediction) -> list[Tensor]:
     found = [getattr(prediction, field.name) for field in fields(prediction)]
-    return [tensor for tensor in found if tensor is not None]
+    return [tensor for tensor in found if isinstance(tensor, Tensor)]
 
 
 def _predictions(
-    kind: type[Prediction] | type[RegressionPrediction], tensors: list[Tensor], batches: int
+    rebuilt: Callable[..., AnyPrediction], tensors: list[Tensor], batches: int
 ) -> Iterator[AnyPrediction]:
-    """`samples`, which may be missing, is the last field."""
+    """`samples`, which may be missing, is the last tensor."""
     each = len(tensors) // max(batches, 1)
-    return (kind(*tensors[k * each : (k + 1) * each]) for k in range(batches))
+    return (rebuilt(*tensors[k * each : (k + 1) * each]) for k in range(batches))

@@ -8,7 +8,7 @@ from credo.errors import UnsupportedOperation
 
 TEST_SIZE = 360
 SHUFFLE_SEED = 0
-NORMALISE = Normalise((4.884 / 255,), (6.017 / 255,))  # pixels are whole numbers from 0 to 16
+NORMALISE = Normalise((4.884 / 16,), (6.017 / 16,), white=16)  # pixels are whole numbers from 0 to 16
 
 
 def read_digits() -> Splits:

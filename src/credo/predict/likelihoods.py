@@ -1,0 +1,166 @@
+"""The kinds of output: how a task reads what the model returns, what it makes of many answers, and what looks wrong."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias, get_args
+
+from torch import Tensor
+
+from credo.errors import InvalidType, InvalidValue
+from credo.posterior.arguments import positive
+from credo.predict import outputs
+from credo.predict.averages import Average, ClassAverage, LabelAverage, RegressionAverage
+from credo.predict.noise import Noise, noise_variance
+from credo.predict.outputs import Outputs
+from credo.predict.prediction import AnyPrediction, MultilabelPrediction, Prediction, RegressionPrediction
+
+Task: TypeAlias = Literal["classification", "binary", "multilabel", "regression"]
+TASKS: tuple[str, ...] = get_args(Task)
+CLOSE_TO_ONE = 1e-3  # of the sum of a row: half precision rounds so
+SOME = 64  # examples that are looked at
+ENOUGH = 20  # outputs between 0 and 1 that are no accident
+
+
+class Likelihood(Protocol):
+    def read(self, output: object) -> Outputs:
+        """What the model returned as tensors, one row per example; also under vmap."""
+
+    def average(self, keep_samples: bool) -> Average: ...
+
+    def rebuilt(self, *tensors: Tensor) -> AnyPrediction:
+        """The prediction that has these tensors, in the order of its fields."""
+
+    def inspect(self, answers: Outputs, target: object) -> None:
+        """Warns of answers (samples, examples, …) that cannot be meant; refuses those that the target contradicts."""
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """softmax(f/T). `single`: the model returns one logit, and the classes are no and yes."""
+
+    temperature: float = 1.0
+    class_dim: int | None = None
+    single: bool = False
+
+    def read(self, output: object) -> Outputs:
+        return (outputs.single_logits if self.single else outputs.logits)(output, self.class_dim)
+
+    def average(self, keep_samples: bool) -> ClassAverage:
+        return ClassAverage(keep_samples, self.temperature, self.class_dim)
+
+    def rebuilt(self, *tensors: Tensor) -> Prediction:
+        probs, log_probs, entropy, expected, disagreement, *samples = tensors
+        place = outputs.class_place(probs.dim(), self.class_dim)
+        kept = samples[0] if samples else None
+        return Prediction(probs, log_probs, entropy, expected, disagreement, kept, place)
+
+    def inspect(self, answers: Outputs, target: object) -> None:
+        self._refuse_other_layout(answers[0][0], target)
+        if self.single:
+            _warn_of_sigmoid(answers[0][0, ..., 1], "binary")
+            return
+        rows = answers[0][0, :SOME].reshape(-1, answers[0].shape[-1])
+        if (
+            not len(rows) or abs(float(rows[0].sum()) - 1) > CLOSE_TO_ONE
+        ):  # nearly always so: one row is enough
+            return
+        if bool((rows >= 0).all() & ((rows.sum(-1) - 1).abs() <= CLOSE_TO_ONE).all()):
+            _warn("are not negative and sum to one over the classes", "Softmax", "softmax")
+
+    def _refuse_other_layout(self, rows: Tensor, target: object) -> None:
+        """Class indices in the batch tell which dimension they lack; (B, T, C) and (B, C, T) look alike without."""
+        if not isinstance(target, Tensor) or target.is_floating_point() or target.shape == rows.shape[:-1]:
+            return
+        place = outputs.class_place(rows.dim(), self.class_dim)
+        shape = rows.movedim(-1, place).shape
+        fitting = [k for k in range(1, len(shape)) if target.shape == (*shape[:k], *shape[k + 1 :])]
+        if fitting:
+            raise InvalidValue(
+                f"the model returned {tuple(shape)} and the batch has targets of shape {tuple(target.shape)}, which fit"
+                f" classes in dimension {fitting[0]}, not {place}; say class_dim={fitting[0]}"
+            )
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """sigmoid(f/T) for every output."""
+
+    temperature: float = 1.0
+
+    def read(self, output: object) -> Outputs:
+        return outputs.label_logits(output)
+
+    def average(self, keep_samples: bool) -> LabelAverage:
+        return LabelAverage(keep_samples, self.temperature)
+
+    def rebuilt(self, *tensors: Tensor) -> MultilabelPrediction:
+        return MultilabelPrediction(*tensors)
+
+    def inspect(self, answers: Outputs, target: object) -> None:
+        _warn_of_sigmoid(answers[0][0], "multilabel")
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """N(f, noise); `learnt`: the model returns (mean, log_variance)."""
+
+    noise: Tensor | None = None
+    learnt: bool = False
+
+    def read(self, output: object) -> Outputs:
+        return outputs.values_and_log_variances(output) if self.learnt else outputs.values(output)
+
+    def average(self, keep_samples: bool) -> RegressionAverage:
+        return RegressionAverage(keep_samples, self.noise)
+
+    def rebuilt(self, *tensors: Tensor) -> RegressionPrediction:
+        return RegressionPrediction(*tensors)
+
+    def inspect(self, answers: Outputs, target: object) -> None:
+        pass
+
+
+def likelihood_of(task: object, noise: Noise, temperature: object, class_dim: object) -> Likelihood:
+    """The likelihood of a task with its options; refuses those that another task has."""
+    if not isinstance(task, str) or task not in TASKS:
+        raise InvalidValue(
+            f"task must be {', '.join(map(repr, TASKS[:-1]))} or {TASKS[-1]!r}, got {task!r:.80}"
+        )
+    heat = positive("temperature", temperature)
+    if class_dim is not None and (isinstance(class_dim, bool) or not isinstance(class_dim, int)):
+        raise InvalidType(f"class_dim must be an int or None, got {class_dim!r:.80}")
+    if class_dim == 0:
+        outputs.class_place(2, class_dim)
+    if class_dim is not None and task in ("multilabel", "regression"):
+        raise InvalidValue(
+            f"class_dim={class_dim} is for task='classification' and 'binary', and task={task!r}"
+        )
+    if task == "regression":
+        if heat != 1:
+            raise InvalidValue(
+                f"temperature={heat:g} divides logits, and task='regression' has none; the width of its predictions is"
+                " noise=..., the variance of the observations"
+            )
+        learnt = isinstance(noise, str) and noise == "model"
+        return Gaussian(noise_variance(noise), learnt)
+    if noise is not None:
+        raise InvalidValue("noise is for task='regression'; a classifier's is in its probabilities")
+    if task == "multilabel":
+        return Bernoulli(heat)
+    return Categorical(heat, class_dim, single=task == "binary")
+
+
+def _warn_of_sigmoid(answers: Tensor, task: str) -> None:
+    if answers.numel() < ENOUGH or not 0 < float(answers.flatten()[0]) < 1:
+        return
+    if bool(((answers > 0) & (answers < 1)).all()):
+        _warn(f"all lie between 0 and 1 (task={task!r})", "Sigmoid", "sigmoid")
+
+
+def _warn(what: str, layer: str, function: str) -> None:
+    warnings.warn(
+        f"the model's outputs {what}: they look like probabilities, and predict takes the {function} of logits. Leave"
+        f" out the {layer} at the end of the model, or return the logarithm of its result where it sums to one",
+        UserWarning,
+        stacklevel=2,
+    )
