@@ -115,6 +115,46 @@ def run(
     return work(recipe, only, size, set, seeds, out, data, resume, device, timeout)
 
 
+def queue(
+    file: Annotated[Positional[Path], arg(metavar="FILE")],
+    *,
+    jobs: int = 1,
+    status: bool = False,
+    out: Folder = Path("runs"),
+    results: MaybeFolder = None,
+    data: MaybeFolder = None,
+    threads: int = 1,
+    nice: int = 19,
+    device: Annotated[str, arg(metavar="DEVICE")] = "cpu",
+) -> int:
+    """Run a list of runs: what is not finished, some at a time, in the order of their priority.
+
+    The list is a TOML file of [[runs]], each with recipe, row or rows, seed or seeds, and, where wanted, size,
+    settings, sweep, name and priority; docs/queue.md has all of it. Each run is a process of its own. One that fails
+    is noted, and the queue goes on with the next. Killed at any moment, the same command goes on where it was. Ctrl-Z
+    (SIGTSTP) pauses the runs, fg (SIGCONT) lets them go on; Ctrl-C and SIGTERM finish the steps under way and save.
+
+        credo queue sweep.toml --jobs 2
+        credo queue sweep.toml --status
+        credo queue results/queue.toml --jobs 2 --out runs --results results --data /data
+
+    Args:
+        file: the list.
+        jobs: how many runs at a time.
+        status: only show how far every run is.
+        out: where the runs go, as with credo run.
+        results: where one small file for each finished run goes: settings, scores, every epoch, no weights.
+        data: where the data sets lie; otherwise $CREDO_DATA, then ~/.cache/credo.
+        threads: of each run.
+        nice: 19 leaves the machine to everybody else, 0 competes.
+        device: cpu, or cuda; all runs share it.
+    """
+    from credo.cli.queue import queue as work
+    from credo.cli.queue_worker import Options
+
+    return work(file, Options(out, results, data, threads, nice, device), jobs, status)
+
+
 def report(out: Annotated[Positional[Path], arg(metavar="DIR")], *, data: MaybeFolder = None) -> int:
     """Our numbers beside the published ones.
 
@@ -201,6 +241,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "demo": demo,
     "list": list_,
     "run": run,
+    "queue": queue,
     "report": report,
     "predict": predict,
     "info": info,

@@ -66,6 +66,7 @@ class Classification(Task):
         prediction = predict(model, posterior, inputs, samples=samples, seed=seed)
         kept = {
             "probs": prediction.probs,
+            "log_probs": prediction.log_probs,
             "entropy": prediction.entropy,
             "mutual_information": prediction.mutual_information,
         }

@@ -144,19 +144,21 @@ def train_rest_of_epoch(run: Run) -> None:
             state.tempering.step()
         state.running.add(outcome, len(targets))
         state.step += 1
-        before, start = start, time.perf_counter()
-        state.running.seconds += start - before
-        run.watcher.stepped(state.step)
+        state.running.seconds += time.perf_counter() - start
+        run.watcher.stepped(state.step)  # who watches may wait
         if run.due():
             run.saver.save()
-            start = time.perf_counter()
+        start = time.perf_counter()
 
 
 def evaluate_epoch(run: Run) -> Prediction:
     """Scores on the test data, a line of the log, and on to the next epoch."""
     state, groups = run.state, run.state.learner.optimizer.param_groups
     average_buffers(state.model)
-    prediction = run.evaluator.predict(state.model, state.learner.posterior(), run.data.test)
+    last = state.epoch + 1 == run.training.epochs
+    prediction = run.evaluator.predict(
+        state.model, state.learner.posterior(), run.data.test, None if last else run.training.epoch_samples
+    )
     row = {
         "epoch": state.epoch + 1,
         "lr": run.rate.at(state.step - 1),
@@ -179,12 +181,13 @@ def finish(run: Run, test: Prediction | None) -> None:
     state, data, evaluator = run.state, run.data, run.evaluator
     model, found = state.model, state.learner.posterior()
     tested = test or evaluator.predict(model, found, data.test)  # None after a resume past the last epoch
+    validation = None if data.validation is None else evaluator.predict(model, found, data.validation)
     unfamiliar = {name: evaluator.predict(model, found, part) for name, part in data.ood.items()}
     posterior = belief(run.training, state)
 
     def write() -> None:
         write_log(run.folder.log, state.log)
-        write_result(run.folder, data, state, posterior, evaluator, tested, unfamiliar)
+        write_result(run.folder, data, state, posterior, evaluator, tested, validation, unfamiliar)
 
     run.ranks.once(write)
 
@@ -241,6 +244,7 @@ def begin(run: Run, resume: str | bool, name: RunName) -> None:
         run.state.load_state_dict(run.ranks.each(lambda: load_checkpoint(checkpoints.folder / found)))
         run.rate.set(run.state.learner.optimizer, max(run.state.step - 1, 0))  # as the last step left it
         changes = run.ranks.each(folder.read_config)["changes"]
+        drift = drift + run.ranks.each(folder.other_commit)
         changes += [{"step": run.state.step, "changes": drift}] if drift else []
 
     def write() -> None:
