@@ -34,7 +34,14 @@ def check_training(training: Training) -> None:
 def _check_numbers(training: Training) -> None:
     for name in ("epochs", "batch_size", "samples"):
         whole_number(name, getattr(training, name), 1)
-    for name in ("train_size", "test_size", "validation_size", "epoch_samples", "mc_groups"):
+    for name in (
+        "train_size",
+        "test_size",
+        "validation_size",
+        "epoch_samples",
+        "epoch_test_size",
+        "mc_groups",
+    ):
         if getattr(training, name) is not None:
             whole_number(name, getattr(training, name), 1)
     for epoch in training.milestones:

@@ -76,6 +76,18 @@ def adam(
     return torch.optim.Adam(_decaying(model, weight_decay), lr=lr, betas=(beta1, beta2), eps=eps)
 
 
+def adamw(
+    model: nn.Module,
+    *,
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,  # decoupled: times the learning rate
+) -> Optimizer:
+    return torch.optim.AdamW(_decaying(model, weight_decay), lr=lr, betas=(beta1, beta2), eps=eps)
+
+
 def ivon(
     model: nn.Module,
     *,
@@ -128,6 +140,7 @@ def _dropout(model: nn.Module, optimizer: Optimizer, task: Task) -> Learner:
 METHODS: Final[dict[str, Method]] = {
     "sgd": Method("SGD", sgd, _point),
     "adam": Method("Adam", adam, _point),
+    "adamw": Method("AdamW", adamw, _point),
     "mc_dropout": Method("MC-dropout", sgd, _dropout),  # the model's dropout variant, trained with SGD
     "ogn": Method("OGN", OGN, PosteriorLearner, gives=("data_size", "seed")),
     "vogn": Method("VOGN", VOGN, PosteriorLearner, gives=("data_size", "seed")),

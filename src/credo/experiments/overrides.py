@@ -142,6 +142,7 @@ FIELD_READERS: Final[dict[str, Callable[[str, object], Any]]] = {
     "test_size": _or_none(_whole),
     "validation_size": _or_none(_whole),
     "epoch_samples": _or_none(_whole),
+    "epoch_test_size": _or_none(_whole),
     "cosine": _boolean,
     "mc_groups": _or_none(_whole),
     "milestones": _many(_whole),

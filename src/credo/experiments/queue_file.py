@@ -34,6 +34,7 @@ from credo.experiments.run_folder import RunName
 from credo.experiments.toml_file import Path_, TomlFile
 
 KEYS: Final = ("recipe", "row", "rows", "seed", "seeds", "size", "settings", "sweep", "name", "priority")
+UNNAMED: Final = ("epoch_samples", "epoch_test_size", "ood")  # no part of a name: training is the same
 NAME_LENGTH: Final = 90  # of a row's folder; longer ones end in a digest
 
 
@@ -190,7 +191,8 @@ class QueueFile(TomlFile):
 
 def label_of(row: str, overrides: Mapping[str, Any]) -> str:
     """`vogn+lr=0.01+epochs=5`: a name for a row with these settings, which can be a folder."""
-    parts = [row, *(f"{key.rpartition('.')[2]}={_text(value)}" for key, value in overrides.items())]
+    told = {key: value for key, value in overrides.items() if key not in UNNAMED}
+    parts = [row, *(f"{key.rpartition('.')[2]}={_text(value)}" for key, value in told.items())]
     text = "+".join(parts)
     plain = re.sub(r"[^A-Za-z0-9_.+=-]", "_", text).replace("..", "_")
     if plain == text and len(text) <= NAME_LENGTH:

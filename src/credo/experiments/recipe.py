@@ -48,6 +48,7 @@ class Training:
     tempering_epochs: float = 0.0
     samples: int = 10  # C, the samples of the posterior at test time
     epoch_samples: int | None = None  # the same in the evaluations before the last; None: as many
+    epoch_test_size: int | None = None  # and the test examples in these; None: all
     held_out_classes: tuple[
         int, ...
     ] = ()  # left out of training and test, and kept as the OOD set "held_out"

@@ -2,7 +2,8 @@
 
     kind "run"          recipe, row, size, seed, training, versions, commit, kernels, machine, times, changes
     kind "epoch"        a line of the log, one for each epoch
-    kind "final"        scores "as_trained" and "after_temperature" (classification), and how T was fitted
+    kind "final"        scores "as_trained" and "after_temperature" (classification), and how T was fitted; on
+                        "validation" data, where the recipe keeps some, those as trained, to choose settings by
     kind "ood"          one for each unfamiliar set: its scores as trained and after the same temperature
     kind "calibration"  confidence, accuracy and examples of each bin, as trained and after
     kind "entropy"      how many predictions of the test data and of each unfamiliar set lie in each bin of the entropy
@@ -96,10 +97,15 @@ def _classified(result: Result) -> list[Line]:
         fitted_on = "halves of the test data, each for the other"
         after, temperatures = cross_fitted(before, targets)
         temperature = fit_temperature(before, targets)  # for the unfamiliar sets, whose classes nobody knows
+    validation = {}
+    if "validation.targets" in found:
+        scores = class_scores(_log_probs(found, "validation"), found["validation.targets"])
+        validation = {"validation": scores}
     final = {
         "kind": "final",
         "as_trained": {**result.metrics, **class_scores(before, targets)},
         "after_temperature": class_scores(after, targets),
+        **validation,
         "temperatures": temperatures,
         "fitted_on": fitted_on,
         "examples": len(targets),

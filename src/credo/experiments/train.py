@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from credo.data.batches import Batches
+from credo.data.examples import Examples
 from credo.distributed import average_buffers
 from credo.experiments.checkpoint import Checkpoints, load_checkpoint
 from credo.experiments.checks import check_resume, check_seed, check_training
@@ -155,10 +156,8 @@ def evaluate_epoch(run: Run) -> Prediction:
     """Scores on the test data, a line of the log, and on to the next epoch."""
     state, groups = run.state, run.state.learner.optimizer.param_groups
     average_buffers(state.model)
-    last = state.epoch + 1 == run.training.epochs
-    prediction = run.evaluator.predict(
-        state.model, state.learner.posterior(), run.data.test, None if last else run.training.epoch_samples
-    )
+    examples, samples = tested_with(run)
+    prediction = run.evaluator.predict(state.model, state.learner.posterior(), examples, samples)
     row = {
         "epoch": state.epoch + 1,
         "lr": run.rate.at(state.step - 1),
@@ -174,6 +173,15 @@ def evaluate_epoch(run: Run) -> Prediction:
     run.ranks.once(lambda: write_log(run.folder.log, state.log))
     run.watcher.epoch_ended(row)
     return prediction
+
+
+def tested_with(run: Run) -> tuple[Examples, int | None]:
+    """Test examples and samples of this epoch's evaluation: as the recipe has them, all at the end."""
+    training = run.training
+    if run.state.epoch + 1 == training.epochs:
+        return run.data.test, None
+    size = training.epoch_test_size
+    return run.data.test if size is None else run.data.test.take(size), training.epoch_samples
 
 
 def finish(run: Run, test: Prediction | None) -> None:

@@ -9,6 +9,8 @@ from credo.experiments.names import known, plain_name
 from credo.experiments.recipe import Recipe
 from credo.experiments.recipes import (
     all_methods,
+    baselines_fashion,
+    baselines_resnet20,
     digits,
     figure3_momentum_batchnorm,
     figure5_unfamiliar,
@@ -27,6 +29,8 @@ FILES: Final = (
     table1_alexnet,
     table1_resnet18,
     table1_imagenet,
+    baselines_fashion,
+    baselines_resnet20,
     figure3_momentum_batchnorm,
     figure5_unfamiliar,
     figure8_prior_variance,
