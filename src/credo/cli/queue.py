@@ -133,7 +133,7 @@ class Scheduler:
         elif code == BUSY:
             self._not_before[job.title] = time.monotonic() + AGAIN
             self._view.say(f"{job.title}: {last_words(folder)}")
-        elif code in (INTERRUPTED, TERMINATED):
+        elif code in (INTERRUPTED, TERMINATED, -signal.SIGTERM):  # the last: while it was still importing
             self._not_before[job.title] = time.monotonic() + AGAIN
             self._view.say(f"{job.title}: interrupted, will go on from its last step")
         elif code < 0:

@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from credo.experiments.queue_file import Job
 from credo.experiments.queue_state import WORKER_LOG
@@ -26,6 +27,18 @@ class Options:
     device: str
 
 
+def start(facts: str, log: IO[bytes], threads: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "credo.cli.worker", facts],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        bufsize=0,
+        env={**os.environ, **dict.fromkeys(THREADS, str(threads))},
+        start_new_session=True,  # Ctrl-C and Ctrl-Z are the queue's, which passes on what is meant
+    )
+
+
 class Worker:
     def __init__(self, job: Job, options: Options) -> None:
         """OSError if the folder, the log or the process cannot be made."""
@@ -42,15 +55,7 @@ class Worker:
             "device": options.device,
         }
         with open(folder / WORKER_LOG, "ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "credo.cli.worker", json.dumps(facts)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                bufsize=0,
-                env={**os.environ, **dict.fromkeys(THREADS, str(options.threads))},
-                start_new_session=True,  # Ctrl-C and Ctrl-Z are the queue's, which passes on what is meant
-            )
+            self._process = start(json.dumps(facts), log, options.threads)
 
     @property
     def ended(self) -> bool:

@@ -26,7 +26,7 @@ def fit_temperature(log_probs: Tensor, targets: Tensor) -> float:
         middle = (low + high) / 2
         beta = torch.tensor(middle, dtype=torch.float64).exp()
         slope = ((beta * log_probs).softmax(1) * log_probs).sum(1).mean() - true
-        low, high = (middle, high) if slope < 0 else (low, middle)
+        low, high = (middle, high) if slope <= 0 else (low, middle)
     return float(torch.tensor(-(low + high) / 2, dtype=torch.float64).exp())
 
 
