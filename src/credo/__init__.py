@@ -11,20 +11,31 @@ from credo.curvature.operation import Operation
 from credo.curvature.rules import register_rule
 from credo.metrics import evaluate
 from credo.optim import OGN, VOGN, TemperingSchedule
-from credo.posterior import DiagonalPosterior, KroneckerPosterior, Posterior, elbo, load_posterior
+from credo.posterior import (
+    DiagonalPosterior,
+    KroneckerPosterior,
+    LowRankPosterior,
+    Posterior,
+    elbo,
+    load_posterior,
+)
 from credo.predict import DropoutPosterior, Ensemble, predict
 
 if TYPE_CHECKING:
     from credo import continual, data, distributed
+    from credo.baselines import SWAG, laplace, refresh_batch_norm
     from credo.optim import IVON, KFAC, BayesByBackprop, NoisyKFAC
 
 __version__ = "0.1.0"
-_LATER = ("continual", "data")  # imported when they are first asked for: importing credo should cost little
+# Imported when they are first asked for: importing credo should cost little.
+_LATER = ("continual", "data")
+_BASELINES = ("SWAG", "laplace", "refresh_batch_norm")
 
 __all__ = [
     "IVON",
     "KFAC",
     "OGN",
+    "SWAG",
     "VOGN",
     "BayesByBackprop",
     "Contribution",
@@ -32,6 +43,7 @@ __all__ = [
     "DropoutPosterior",
     "Ensemble",
     "KroneckerPosterior",
+    "LowRankPosterior",
     "NoisyKFAC",
     "Operation",
     "Posterior",
@@ -46,9 +58,11 @@ __all__ = [
     "evaluate",
     "kernels",
     "kronecker_factors",
+    "laplace",
     "load_posterior",
     "metrics",
     "predict",
+    "refresh_batch_norm",
     "register_rule",
     "squared_gradients",
 ]
@@ -57,6 +71,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return import_module(f"credo.{name}")
+    if name in _BASELINES:
+        return getattr(import_module("credo.baselines"), name)
     if name in optim.LATER:
         return getattr(optim, name)
     raise AttributeError(f"module 'credo' has no attribute {name!r}")

@@ -95,8 +95,9 @@ class Scheduler:
         return bool(self._workers or waiting)
 
     def _waiting(self) -> list[Job]:
-        taken = {worker.job.title for worker in self._workers} | set(self._failed)
-        return [job for job in self._runs if job.title not in taken and not self._is_done(job)]
+        taken = {worker.job.title for worker in self._workers}
+        left = [job for job in self._runs if job.title not in taken and not self._is_done(job)]
+        return [job for job in left if job.title not in self._failed]
 
     def _fill(self, waiting: list[Job]) -> None:
         now = time.monotonic()
