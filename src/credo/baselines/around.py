@@ -118,17 +118,17 @@ def _by_validation(
     if not pairs:
         raise InvalidValue("validation yielded no batch; an exhausted iterator must be made again")
     targets = torch.cat([torch.as_tensor(pair[1]) for pair in pairs])
-    scores = {}
+    scores: dict[float, float] = {}
     for precision in GRID:
         posterior = found.posterior(precision, {})
-        scores[precision] = _nll(model, posterior, pairs, targets, likelihood, samples, seed)
-    if not any(math.isfinite(score) for score in scores.values()):
+        score = _nll(model, posterior, pairs, targets, likelihood, samples, seed)
+        if math.isfinite(score):
+            scores[precision] = score
+    if not scores:
         raise InvalidValue(
             "the NLL on validation is not finite for any prior precision; look at model and data"
         )
-    return min(
-        scores, key=lambda precision: scores[precision] if math.isfinite(scores[precision]) else math.inf
-    )
+    return min(scores, key=scores.__getitem__)
 
 
 def _nll(
@@ -148,7 +148,8 @@ def _nll(
     )
     variance = found.variance.double()
     away = (found.mean.double() - targets.to(variance.device).view_as(variance).double()).square()
-    nll: float = 0.5 * (away / variance + (2 * math.pi * variance).log()).mean())
+    terms = 0.5 * (away / variance + (2 * math.pi * variance).log())
+    return float(terms.mean())
 
 
 def _asked(value: object, validation: object) -> float | str:
