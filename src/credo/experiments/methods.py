@@ -14,13 +14,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from credo.errors import InvalidType, InvalidValue
+from credo.experiments.beliefs import Belief, DropoutBelief, LaplaceBelief, SwagBelief
 from credo.experiments.learners import Learner, PlainLearner, PosteriorLearner
 from credo.experiments.names import known, unknown
 from credo.experiments.recipe import Setting
 from credo.experiments.tasks import Task
 from credo.optim import IVON, KFAC, OGN, VOGN, BayesByBackprop, NoisyKFAC
 from credo.optim.groups import parameter_groups
-from credo.predict import DropoutPosterior
 
 GIVEN: Final = frozenset(
     {"params", "model", "data_size", "seed", "prior", "reduction"}
@@ -30,18 +30,24 @@ FOR_THE_TASK: Final[Mapping[str, Setting]] = {"noise_variance": 1.0}  # of a reg
 
 @dataclass(frozen=True)
 class Method:
-    """`optimizer(model, **given and options)`; `learner(model, optimizer, task)` puts it to work."""
+    """`optimizer(model, **given and options)` is put to work by a learner.
+
+    One of credo's own is its posterior; of one of torch's `belief(model, **options)` says what it leaves behind.
+    """
 
     title: str
     optimizer: Callable[..., Optimizer]
-    learner: Callable[[nn.Module, Any, Task], Learner]
+    belief: Callable[..., Belief] | None = None
     gives: tuple[str, ...] = ()  # which of data_size and seed the optimizer takes
 
     @property
     def options(self) -> dict[str, object]:
         """Name → default; `None` stands for an optional number."""
-        parameters = inspect.signature(self.optimizer).parameters
-        return {name: p.default for name, p in parameters.items() if name not in GIVEN}
+        return {**_options(self.optimizer), **self._belief_options}
+
+    @property
+    def _belief_options(self) -> dict[str, object]:
+        return {} if self.belief is None else _options(self.belief)
 
     def build(
         self, model: nn.Module, task: Task, *, data_size: int, seed: int, settings: Mapping[str, Setting]
@@ -49,8 +55,16 @@ class Method:
         given = {"data_size": data_size, "seed": seed}
         options = checked_options("settings", settings, {**self.options, **FOR_THE_TASK})
         options = {name: value for name, value in options.items() if name not in FOR_THE_TASK}
-        optimizer = self.optimizer(model, **{name: given[name] for name in self.gives}, **options)
-        return self.learner(model, optimizer, task)
+        own = {name: options.pop(name) for name in self._belief_options if name in options}
+        optimizer: Any = self.optimizer(model, **{name: given[name] for name in self.gives}, **options)
+        if self.belief is None:
+            return PosteriorLearner(model, optimizer, task)
+        return PlainLearner(model, optimizer, task, self.belief(model, **own))
+
+
+def _options(function: Callable[..., object]) -> dict[str, object]:
+    parameters = inspect.signature(function).parameters
+    return {name: p.default for name, p in parameters.items() if name not in GIVEN}
 
 
 def sgd(
@@ -128,26 +142,19 @@ def _decaying(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def _point(model: nn.Module, optimizer: Optimizer, task: Task) -> Learner:
-    return PlainLearner(model, optimizer, task, lambda: "mean")
-
-
-def _dropout(model: nn.Module, optimizer: Optimizer, task: Task) -> Learner:
-    belief = DropoutPosterior(model)  # refuses a model without dropout now, not after the first epoch
-    return PlainLearner(model, optimizer, task, lambda: belief)
-
-
 METHODS: Final[dict[str, Method]] = {
-    "sgd": Method("SGD", sgd, _point),
-    "adam": Method("Adam", adam, _point),
-    "adamw": Method("AdamW", adamw, _point),
-    "mc_dropout": Method("MC-dropout", sgd, _dropout),  # the model's dropout variant, trained with SGD
-    "ogn": Method("OGN", OGN, PosteriorLearner, gives=("data_size", "seed")),
-    "vogn": Method("VOGN", VOGN, PosteriorLearner, gives=("data_size", "seed")),
-    "bbb": Method("BBB", BayesByBackprop, PosteriorLearner, gives=("data_size", "seed")),
-    "ivon": Method("IVON", ivon, PosteriorLearner, gives=("data_size", "seed")),
-    "kfac": Method("K-FAC", KFAC, PosteriorLearner, gives=("data_size", "seed")),
-    "noisy_kfac": Method("Noisy K-FAC", NoisyKFAC, PosteriorLearner, gives=("data_size", "seed")),
+    "sgd": Method("SGD", sgd, Belief),
+    "adam": Method("Adam", adam, Belief),
+    "adamw": Method("AdamW", adamw, Belief),
+    "mc_dropout": Method("MC-dropout", sgd, DropoutBelief),  # the model's dropout variant, trained with SGD
+    "swag": Method("SWAG", sgd, SwagBelief),
+    "laplace": Method("Laplace", adamw, LaplaceBelief),
+    "ogn": Method("OGN", OGN, gives=("data_size", "seed")),
+    "vogn": Method("VOGN", VOGN, gives=("data_size", "seed")),
+    "bbb": Method("BBB", BayesByBackprop, gives=("data_size", "seed")),
+    "ivon": Method("IVON", ivon, gives=("data_size", "seed")),
+    "kfac": Method("K-FAC", KFAC, gives=("data_size", "seed")),
+    "noisy_kfac": Method("Noisy K-FAC", NoisyKFAC, gives=("data_size", "seed")),
 }
 
 

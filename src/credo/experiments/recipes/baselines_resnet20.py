@@ -39,6 +39,27 @@ def row(name: str, settings: dict[str, Setting], dropout: float = 0.0, known: Pu
     return Row(name, paper=sizes[0], cpu=sizes[1], published=known or MappingProxyType({}))
 
 
+def averaged(name: str, *sizes: Training) -> Row:
+    """SWAG: SGD as in its row for three quarters of the epochs, then a constant half of the rate while it collects."""
+    changed = [
+        replace(
+            size,
+            method="swag",
+            settings={
+                "lr": 0.1,
+                "momentum": 0.9,
+                "weight_decay": 1e-3,
+                "collect_from": size.epochs * 3 // 4 + 1,
+            },
+            cosine=False,
+            milestones=(size.epochs * 3 // 4,),
+            decay=0.5,
+        )
+        for size in sizes
+    ]
+    return Row(name, paper=changed[0], cpu=changed[1])
+
+
 RECIPES: Final = (
     Recipe(
         "cifar10-tenth-resnet20",
@@ -53,6 +74,8 @@ RECIPES: Final = (
             row("adam", {"lr": 1e-3, "weight_decay": 1e-4}),
             row("adamw", {"lr": 1e-3, "weight_decay": 1e-2}, known=published(0.665, 2.374, 0.261)),
             row("mc-dropout", {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}, dropout=0.1),
+            averaged("swag", FULL, CPU),
+            row("laplace", {"lr": 1e-3, "weight_decay": 1e-2}),
             row("ivon", {"lr": 0.2}, known=published(0.760, 0.924, 0.130)),
             row("vogn", {}),
         ),
@@ -60,8 +83,8 @@ RECIPES: Final = (
         note=(
             "5,000 training images and 1,000 others for validation, augmentation, batches of 50, five epochs of "
             "warm-up, then a cosine; BatchNorm. Published: other authors' networks of this size on a tenth of "
-            "CIFAR-10; IVON's is at the mean. VOGN has nothing set. CPU size: half the width, 10 epochs, 2,000 test "
-            "images, 8 samples instead of 32."
+            "CIFAR-10; IVON's is at the mean. VOGN has nothing set. Laplace has AdamW's weights. "
+            "CPU size: half the width, 10 epochs, 2,000 test images, 8 samples instead of 32."
         ),
     ),
 )
