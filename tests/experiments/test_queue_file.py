@@ -50,7 +50,39 @@ def test_rows_seeds_and_sweeps_are_multiplied_and_sorted_by_priority(tmp_path: P
     assert [job_of(job.facts()) for job in jobs] == jobs
 
 
+def test_an_ensemble_brings_its_members_and_shares_those_that_are_there(tmp_path: Path) -> None:
+    jobs = loaded(
+        tmp_path,
+        """
+        [[runs]]
+        recipe = "digits"
+        row = "adam"
+        seeds = [0, 7]
+        priority = 2
+        [[runs]]
+        recipe = "digits"
+        row = "adam"
+        ensemble = 3
+        priority = 1
+        """,
+    )
+    assert [(job.label, job.seed) for job in jobs] == [
+        ("adam", 0),
+        ("adam", 7),
+        ("adam", 1),
+        ("adam", 2),
+        ("adam-ensemble-3", 0),
+    ]
+    members = jobs[-1].members("runs")
+    assert members == [Path(f"runs/digits/cpu/adam/seed-{seed}") for seed in range(3)]
+    assert members[0] == jobs[0].folder("runs")
+    assert [job_of(job.facts()) for job in jobs] == jobs
+    assert jobs[0].members("runs") == []
+
+
 WRONG = {
+    "seed = 0\nensemble = 3": (3, "leave seeds out"),
+    "ensemble = 1": (2, "ensemble must be at least 2, got 1"),
     "seed = true": (2, "seed must be a whole number"),
     "seed = -1": (2, "seed"),
     "seeds = []": (2, "seeds is empty"),

@@ -81,6 +81,7 @@ def run(
     size: Literal["cpu", "paper"] = "cpu",
     set: Settings = (),
     seeds: int = 1,
+    ensemble: int | None = None,
     out: Folder = Path("runs"),
     data: MaybeFolder = None,
     resume: bool = False,
@@ -104,6 +105,7 @@ def run(
         size: the paper's own size, or one that two CPU cores finish in minutes.
         set: a setting of the optimiser, the model or the training; goes for every row that is run.
         seeds: how many seeds: 0, 1, …
+        ensemble: also a deep ensemble of the first so many seeds of each row, which are trained if they are not there.
         out: where the runs go.
         data: where the data sets lie; otherwise $CREDO_DATA, then ~/.cache/credo.
         resume: insist that there is something to go on from.
@@ -112,7 +114,7 @@ def run(
     """
     from credo.cli.runs import run as work
 
-    return work(recipe, only, size, set, seeds, out, data, resume, device, timeout)
+    return work(recipe, only, size, set, seeds, out, data, resume, device, timeout, ensemble)
 
 
 def queue(

@@ -104,7 +104,7 @@ class Scheduler:
         for job in waiting:
             if len(self._workers) >= self._slots:
                 return
-            if self._not_before.get(job.title, now) > now:
+            if self._not_before.get(job.title, now) > now or not self._is_ready(job):
                 continue
             try:
                 self._workers.append(Worker(job, self._options))
@@ -113,6 +113,18 @@ class Scheduler:
                 continue
             forget_failure(job.folder(self._options.out))
             self._view.say(f"{job.title}: begins")
+
+    def _is_ready(self, job: Job) -> bool:
+        """An ensemble waits for its members, and fails with them."""
+        out = self._options.out
+        members = set(job.members(out))
+        failed = [
+            other for other in self._runs if other.title in self._failed and other.folder(out) in members
+        ]
+        if failed:
+            self._note_failure(job, FAILED, f"its member {failed[0].title} has failed")
+            return False
+        return all(RunFolder(member).finished for member in members)
 
     def _is_done(self, job: Job) -> bool:
         """Finished, with its record; a folder with another run in it is a failure, found before a worker is."""

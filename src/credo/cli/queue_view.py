@@ -139,7 +139,7 @@ def remaining(runs: Sequence[Job], found: Sequence[Standing]) -> tuple[float, in
     total, unknown = 0.0, 0
     for job, one in zip(runs, found, strict=True):
         like = next((known[key] for key in _likeness(job) if key in known), None)
-        if one.state == "finished":
+        if one.state == "finished" or job.ensemble:  # an ensemble trains nothing
             continue
         if like is None:
             unknown += 1

@@ -20,6 +20,7 @@ import torch
 from credo.cli import plain_warnings
 from credo.cli.exits import OK, exit_code, message_of
 from credo.cli.signals import terminable
+from credo.experiments.ensembles import ensemble_of
 from credo.experiments.queue_file import Job, job_of
 from credo.experiments.queue_state import ProgressFile
 from credo.experiments.records import write_record
@@ -77,7 +78,10 @@ def work(job: Job, facts: dict[str, Any], orders: Orders) -> None:
     """Train to the end, then leave the record. Other settings than the folder's are refused, not continued with."""
     folder = job.folder(facts["out"])
     place = RunFolder(folder)
-    if not is_finished(place, job.training, job.seed):
+    if job.ensemble:
+        members, data, device = job.members(facts["out"]), facts["data"], facts["device"]
+        ensemble_of(job.training, members, folder, data_root=data, name=job.name, device=device)
+    elif not is_finished(place, job.training, job.seed):
         if place.config.exists() and place.checkpoints.is_dir():
             place.compare(job.training, job.seed, strictly=True)
         train(

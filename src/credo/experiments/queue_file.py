@@ -8,6 +8,7 @@
     settings = { lr = 1e-3, epochs = 20, "model_options.width" = 16 }    # what `credo run --set` takes
     sweep = { damping = [1e-3, 1e-2] }         # every combination of these values is a run of its own
     name = "vogn-small"               # of the row with these settings; made from them unless given
+    ensemble = 5                      # instead of seeds: seeds 0 to 4, then the ensemble of them
     priority = 10                     # higher ones first, 0 unless given; then in the order of the file
 
 Every run is checked before the first begins. A wrong key, name or value is an error with file and line.
@@ -16,8 +17,8 @@ Every run is checked before the first begins. A wrong key, name or value is an e
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,7 @@ from typing import Any, Final
 from credo.errors import InvalidValue
 from credo.experiments.checks import check_seed
 from credo.experiments.config import load_recipe
+from credo.experiments.ensembles import ensemble_row
 from credo.experiments.names import known, plain_name
 from credo.experiments.recipe import Recipe, Training
 from credo.experiments.recipes import recipe as recipe_of
@@ -33,7 +35,10 @@ from credo.experiments.run import SIZES, run_path, trainings
 from credo.experiments.run_folder import RunName
 from credo.experiments.toml_file import Path_, TomlFile
 
-KEYS: Final = ("recipe", "row", "rows", "seed", "seeds", "size", "settings", "sweep", "name", "priority")
+KEYS: Final = (
+    *("recipe", "row", "rows", "seed", "seeds", "ensemble", "size"),
+    *("settings", "sweep", "name", "priority"),
+)
 UNNAMED: Final = ("epoch_samples", "epoch_test_size", "ood")  # no part of a name: training is the same
 NAME_LENGTH: Final = 90  # of a row's folder; longer ones end in a digest
 
@@ -51,6 +56,7 @@ class Job:
     overrides: Mapping[str, Any]
     training: Training
     priority: int
+    ensemble: int = 0  # how many members; 0: a run that is trained
 
     @property
     def title(self) -> str:
@@ -64,6 +70,11 @@ class Job:
         """As JSON holds it, for `job_of`; the file may have changed when a worker begins."""
         return {name: getattr(self, name) for name in FACTS}
 
+    def members(self, out: str | PathLike[str]) -> list[Path]:
+        """The folders of the runs that an ensemble is made of."""
+        row = self.label.removesuffix(ensemble_row("", self.ensemble))
+        return [run_path(out, self.recipe, self.size, row, seed) for seed in range(self.ensemble)]
+
     def folder(self, out: str | PathLike[str]) -> Path:
         return run_path(out, self.recipe, self.size, self.label, self.seed)
 
@@ -71,7 +82,15 @@ class Job:
         return record_path(results, self.recipe, self.size, self.label, self.seed)
 
 
-FACTS: Final = ("source", "row", "label", "size", "seed", "overrides", "priority")
+Key = tuple[str, str, str, int]
+
+
+def key_of(job: Job) -> Key:
+    """What decides the folder; two runs of one list differ in it."""
+    return job.recipe, job.size, job.label, job.seed
+
+
+FACTS: Final = ("source", "row", "label", "size", "seed", "overrides", "priority", "ensemble")
 
 
 def job_of(facts: Mapping[str, Any]) -> Job:
@@ -95,12 +114,13 @@ class QueueFile(TomlFile):
         entries = self.typed(("runs",), self.tables["runs"], list)
         if not entries:
             raise self.at(("runs",), InvalidValue("a queue needs at least one [[runs]]."))
-        found: list[Job] = []
+        found: dict[Key, Job] = {}
         for k, entry in enumerate(entries):
             for job in self._entry(k, self.typed(("runs", k), entry, dict)):
-                self._refuse_twin(k, job, found)
-                found.append(job)
-        return sorted(found, key=lambda job: -job.priority)  # stable: else as in the file
+                other = found.setdefault(key_of(job), job)
+                if other is not job:
+                    self._refuse_twin(k, job, other, "ensemble" in entry)
+        return sorted(found.values(), key=lambda job: -job.priority)  # stable: else as in the file
 
     def _entry(self, k: int, entry: dict[str, Any]) -> list[Job]:
         here: Path_ = ("runs", k)
@@ -108,7 +128,7 @@ class QueueFile(TomlFile):
         recipe, source = self.guard((*here, "recipe"), self._recipe, entry["recipe"])
         size = self.guard((*here, "size"), known, "size", entry.get("size", "cpu"), SIZES)
         rows = self._one_or_many(here, entry, "row", str)
-        seeds = self._one_or_many(here, entry, "seed", int)
+        seeds = self._seeds(here, entry)
         for seed in seeds:
             self.guard((*here, "seeds" if "seeds" in entry else "seed"), check_seed, seed)
         priority = self.typed((*here, "priority"), entry.get("priority", 0), int)
@@ -117,13 +137,15 @@ class QueueFile(TomlFile):
             raise self.at(
                 (*here, "name"), InvalidValue("name is for one row with one set of settings; leave it out.")
             )
-        return [
-            Job(recipe.name, source, row, label, size, seed, overrides, training, priority)
-            for row in rows
-            for overrides in combined
-            for label, training in [self._checked(here, entry, recipe, size, row, overrides)]
-            for seed in seeds
-        ]
+        jobs = []
+        for row, overrides in itertools.product(rows, combined):
+            label, training = self._checked(here, entry, recipe, size, row, overrides)
+            one = Job(recipe.name, source, row, label, size, 0, overrides, training, priority)
+            jobs += [replace(one, seed=seed) for seed in seeds]
+            if "ensemble" in entry:
+                name = ensemble_row(label, len(seeds))
+                jobs.append(replace(one, label=name, ensemble=len(seeds)))
+        return jobs
 
     def _checked(
         self,
@@ -153,6 +175,18 @@ class QueueFile(TomlFile):
             return load_recipe(path), str(path)
         return recipe_of(name), name
 
+    def _seeds(self, here: Path_, entry: Mapping[str, Any]) -> list[int]:
+        if "ensemble" not in entry:
+            return self._one_or_many(here, entry, "seed", int)
+        if "seed" in entry or "seeds" in entry:
+            raise self.at(
+                (*here, "ensemble"), InvalidValue("ensemble = n takes seeds 0 to n - 1; leave seeds out.")
+            )
+        size = self.typed((*here, "ensemble"), entry["ensemble"], int)
+        if size < 2:
+            raise self.at((*here, "ensemble"), InvalidValue(f"ensemble must be at least 2, got {size}."))
+        return list(range(size))
+
     def _one_or_many(self, here: Path_, entry: Mapping[str, Any], key: str, kind: type) -> list[Any]:
         both = f"{key}s"
         if (key in entry) == (both in entry):
@@ -178,15 +212,17 @@ class QueueFile(TomlFile):
             for values in itertools.product(*sweep.values())
         ]
 
-    def _refuse_twin(self, k: int, job: Job, before: list[Job]) -> None:
-        key: Callable[[Job], object] = lambda other: (other.recipe, other.size, other.label, other.seed)  # noqa: E731
-        if any(key(other) == key(job) for other in before):
-            raise self.at(
-                ("runs", k),
-                InvalidValue(
-                    f"{job.title} is in the queue twice. Give one of them another name, or take it out."
-                ),
-            )
+    def _refuse_twin(self, k: int, job: Job, other: Job, member: bool) -> None:
+        """A run that is in the list anyway may be a member of an ensemble too; else one of the two is a mistake."""
+        if member and not job.ensemble and job.training == other.training:
+            return
+        raise self.at(
+            ("runs", k),
+            InvalidValue(
+                f"{job.title} is in the queue twice. Give one of them another name, or take it out; an ensemble comes "
+                "after the runs that it shares."
+            ),
+        )
 
 
 def label_of(row: str, overrides: Mapping[str, Any]) -> str:

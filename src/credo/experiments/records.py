@@ -81,6 +81,8 @@ def record_of(result: Result) -> list[Line]:
         "training": dict(result.training),
         **{name: config.get(name) for name in KEPT},
     }
+    if result.members:
+        head["ensemble"] = len(result.members)
     epochs = [{"kind": "epoch", **row} for row in result.log]
     scores = _classified(result) if result.training.get("task", "classification") == "classification" else []
     return [head, *epochs, *(scores or [{"kind": "final", "as_trained": dict(result.metrics)}])]

@@ -68,7 +68,14 @@ class RunFolder:
     def finished(self) -> bool:
         return self.result.exists()
 
-    def write_config(self, training: Training, seed: int, name: RunName, changes: list[Any]) -> None:
+    def write_config(
+        self,
+        training: Training,
+        seed: int,
+        name: RunName,
+        changes: list[Any],
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
         config = {
             "name": asdict(name),
             "training": described(training),
@@ -76,6 +83,7 @@ class RunFolder:
             **provenance(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "changes": changes,
+            **(more or {}),
         }
         write_atomically(self.config, to_json(config, indent=1).encode())
 
