@@ -146,7 +146,7 @@ def test_a_recipe_file_lies_beside_the_list(tmp_path: Path) -> None:
 def test_labels_are_folders_and_differ_where_settings_do() -> None:
     assert label_of("vogn", {"lr": 1e-3, "model_options.width": 8}) == "vogn+lr=0.001+width=8"
     long = [label_of("vogn", {f"a{k}": k for k in range(n)}) for n in (40, 41)]
-    assert all(len(label) <= 90 for label in long)
+    assert all(len(label) <= 85 for label in long)
     assert long[0] != long[1]
     assert label_of("a", {"data": "uci:wine"}) != label_of("a", {"data": "uci_wine"})
 

@@ -57,6 +57,7 @@ class Scheduler:
         self._read_at = file.stat().st_mtime_ns
         self._workers: list[Worker] = []
         self._failed: dict[str, str] = {}  # titles → why, in this session
+        self._done: set[str] = set()  # as far as this session knows
         self._not_before: dict[str, float] = {}
         self._deaths: dict[str, tuple[int, int]] = {}  # titles → how many, and at which step
         self._view = View(options.out)
@@ -129,6 +130,8 @@ class Scheduler:
     def _is_done(self, job: Job) -> bool:
         """Finished, with its record; a folder with another run in it is a failure, found before a worker is."""
         folder, results = job.folder(self._options.out), self._options.results
+        if job.title in self._done:
+            return True
         if job.title in self._failed or not RunFolder(folder).finished:
             return False
         try:
@@ -136,7 +139,10 @@ class Scheduler:
         except (CredoError, OSError) as error:
             self._note_failure(job, FAILED, str(error))
             return False
-        return results is None or job.record(results).exists()
+        if results is not None and not job.record(results).exists():
+            return False
+        self._done.add(job.title)
+        return True
 
     def _account(self, worker: Worker) -> None:
         job, code = worker.job, worker.code
@@ -177,7 +183,7 @@ class Scheduler:
             if changed == self._read_at:
                 return
             self._read_at = changed
-            self._runs = load_queue(self._file)
+            self._runs, self._done = load_queue(self._file), set()
             self._view.say(f"{self._file} was read again: {len(self._runs)} runs")
         except (CredoError, OSError) as error:
             self._view.say(f"{error} The list stays as it was.")

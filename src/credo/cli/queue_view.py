@@ -120,7 +120,7 @@ def summary_of(runs: Sequence[Job], found: Sequence[Standing], slots: int, faile
     if done == len(runs):
         return text
     seconds, unknown = remaining(runs, found)
-    if unknown == len(runs) - done:
+    if unknown and not seconds:
         return f"{text}; how long the others take is not known before their first epoch"
     rest = f", and {unknown} whose time is not known yet" if unknown else ""
     return f"{text}; about {duration(seconds / slots)} to go{rest}"

@@ -40,7 +40,7 @@ KEYS: Final = (
     *("settings", "sweep", "name", "priority"),
 )
 UNNAMED: Final = ("epoch_samples", "epoch_test_size", "ood")  # no part of a name: training is the same
-NAME_LENGTH: Final = 90  # of a row's folder; longer ones end in a digest
+NAME_LENGTH: Final = 85  # of a row's folder; longer ones end in a digest
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,9 @@ class QueueFile(TomlFile):
             one = Job(recipe.name, source, row, label, size, 0, overrides, training, priority)
             jobs += [replace(one, seed=seed) for seed in seeds]
             if "ensemble" in entry:
-                name = ensemble_row(label, len(seeds))
+                name = self.guard(
+                    (*here, "name"), plain_name, "name of the ensemble", ensemble_row(label, len(seeds))
+                )
                 jobs.append(replace(one, label=name, ensemble=len(seeds)))
         return jobs
 
