@@ -14,10 +14,14 @@ import pytest
 
 from credo.cli import main
 from credo.cli.exits import BUSY, FAILED, OK, TERMINATED
+from credo.cli.queue import Scheduler
+from credo.cli.queue_worker import Options
 from credo.experiments.lock import living_holder, locked
 from credo.experiments.log import TIMES
+from credo.experiments.queue_file import load_queue
 from credo.experiments.queue_state import standing
 from credo.experiments.records import read_record
+from credo.experiments.stopping import StopRequest
 from tests.cli.queueing import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -207,6 +211,42 @@ def test_a_second_queue_for_the_same_list_is_refused(
     with locked(finished / "runs" / ".queue-queue.lock"):
         assert main(prepare(finished)) == BUSY
     assert "this queue is at work already" in capfd.readouterr().err
+
+
+def scheduler(tmp_path: Path) -> Scheduler:
+    prepare(tmp_path)
+    options = Options(tmp_path / "runs", tmp_path / "results", None, 1, 0, "cpu")
+    file = tmp_path / "queue.toml"
+    return Scheduler(file, load_queue(file), options, 1, StopRequest(), StopRequest())
+
+
+def test_the_list_is_read_again_when_it_changes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found, file = scheduler(tmp_path), tmp_path / "queue.toml"
+    assert len(found._waiting()) == 6
+    file.write_text(file.read_text().replace("[0, 1, 2]", "[5]"))
+    os.utime(file, ns=(0, 1))
+    found._read_again()
+    assert [(job.row, job.seed) for job in found._waiting()] == [("adam", 5), ("vogn", 5)]
+    file.write_text("[[runs]]\nrecipe = 'smal'")
+    os.utime(file, ns=(0, 2))
+    found._read_again()
+    assert len(found._waiting()) == 2
+    assert "unknown recipe 'smal'" in capfd.readouterr().err.replace("\n", " ")
+
+
+def test_a_worker_that_dies_again_and_again_without_progress_is_a_failure(tmp_path: Path) -> None:
+    found = scheduler(tmp_path)
+    job = found._waiting()[0]
+    folder = job.folder(tmp_path / "runs")
+    folder.mkdir(parents=True)
+    for step in (3, 5, 5):  # with progress in between it is tried again
+        (folder / "progress.json").write_text(json.dumps({"step": step, "steps": 9}))
+        found._account_for_death(job, signal.SIGKILL)
+        assert job in found._waiting()
+    found._account_for_death(job, signal.SIGKILL)
+    assert job not in found._waiting()
+    assert standing(folder).state == "failed"
+    assert "signal 9 (SIGKILL), 3 times" in standing(folder).message
 
 
 def test_pausing_going_on_and_stopping(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ lock of its folder decides, and a worker that finds it taken says so and is star
 """
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from credo.cli.queue_worker import Options, Worker
 from credo.errors import CredoError, InvalidValue, LockedError
 from credo.experiments.lock import locked
 from credo.experiments.queue_file import Job, load_queue
-from credo.experiments.queue_state import forget_failure, last_words, standing, write_failure
+from credo.experiments.queue_state import forget_failure, standing, write_failure
 from credo.experiments.resuming import is_finished
 from credo.experiments.run_folder import RunFolder
 from credo.experiments.stopping import StopRequest, stop_request
@@ -31,6 +32,7 @@ LOOK: Final = 0.2  # seconds between two looks at the workers
 AGAIN: Final = (
     10.0  # seconds until a run that somebody else works on, or that could not be started, is tried again
 )
+FULL: Final = 2**20  # bytes; a disk with less has no room for a run
 DEATHS: Final = 3  # of workers, by signals and without a step of progress, after which a run has failed
 
 
@@ -151,14 +153,16 @@ class Scheduler:
             self._view.finished(job)
         elif code == BUSY:
             self._not_before[job.title] = time.monotonic() + AGAIN
-            self._view.say(f"{job.title}: {last_words(folder)}")
+            self._view.say(f"{job.title}: {worker.last_words()}")
         elif code in (INTERRUPTED, TERMINATED, -signal.SIGTERM):  # the last: while it was still importing
             self._not_before[job.title] = time.monotonic() + AGAIN
             self._view.say(f"{job.title}: interrupted, will go on from its last step")
         elif code < 0:
             self._account_for_death(job, -code)
         else:
-            self._note_failure(job, code, last_words(folder) or f"the worker ended with code {code}")
+            self._note_failure(
+                job, code, worker.last_words() or f"the worker ended with code {code}{_why(folder)}"
+            )
 
     def _account_for_death(self, job: Job, number: int) -> None:
         step = standing(job.folder(self._options.out)).step
@@ -198,6 +202,12 @@ class Scheduler:
         for worker in self._workers:
             worker.go_on()
         self._view.say("goes on")
+
+
+def _why(folder: Path) -> str:
+    """Of a worker that left no word: a full disk takes no log either."""
+    full = shutil.disk_usage(folder).free < FULL
+    return f"; no space is left on the disk of {folder}, not even for its log" if full else ""
 
 
 def lock_path(out: Path, file: Path) -> Path:

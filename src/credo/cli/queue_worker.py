@@ -54,7 +54,9 @@ class Worker:
             "nice": options.nice,
             "device": options.device,
         }
-        with open(folder / WORKER_LOG, "ab") as log:
+        self._log = folder / WORKER_LOG
+        with open(self._log, "ab") as log:
+            self._said_before = log.tell()
             self._process = start(json.dumps(facts), log, options.threads)
 
     @property
@@ -65,6 +67,16 @@ class Worker:
     def code(self) -> int:
         """Below 0: minus the signal that ended it."""
         return self._process.wait()
+
+    def last_words(self) -> str:
+        """The last line that this worker has said, without warnings; nothing if there is none."""
+        try:
+            said = self._log.read_bytes()[self._said_before :]
+        except OSError:
+            return ""
+        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+        told = [line for line in lines if not line.startswith("credo: warning:")]
+        return told[-1].removeprefix("credo: ") if told else ""
 
     def pause(self) -> None:
         self._tell(b"p")

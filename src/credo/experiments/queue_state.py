@@ -70,17 +70,6 @@ def forget_failure(folder: Path) -> None:
         (folder / FAILURE).unlink()
 
 
-def last_words(folder: Path) -> str:
-    """The last line that the worker has said, without warnings."""
-    try:
-        data = (folder / WORKER_LOG).read_bytes()[-8192:]
-    except OSError:
-        return ""
-    lines = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith("credo: warning:")]
-    return said[-1].removeprefix("credo: ") if said else ""
-
-
 @final
 class ProgressFile(Watcher):
     """Writes where the run is; a disk that is full is the training's to complain about."""
