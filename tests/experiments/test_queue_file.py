@@ -151,6 +151,7 @@ def test_labels_are_folders_and_differ_where_settings_do() -> None:
     assert label_of("a", {"data": "uci:wine"}) != label_of("a", {"data": "uci_wine"})
 
 
-def test_the_projects_own_list_can_be_run() -> None:
-    jobs = load_queue(Path(__file__).resolve().parents[2] / "results" / "queue.toml")
+@pytest.mark.parametrize("name", ["queue.toml", "uci.toml"])
+def test_the_projects_own_lists_can_be_run(name: str) -> None:
+    jobs = load_queue(Path(__file__).resolve().parents[2] / "results" / name)
     assert [job.priority for job in jobs] == sorted((job.priority for job in jobs), reverse=True)

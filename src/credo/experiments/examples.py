@@ -27,6 +27,8 @@ class RunData:
     normalise: Normalise
     augmentation: Augmentation | None
     validation: Examples | None = None  # where the recipe keeps some of the training set for it
+    target_mean: float = 0.0  # of a regression whose targets were standardised
+    target_std: float = 1.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,6 +71,8 @@ def run_data(training: Training, root: Path | None) -> RunData:
         splits.normalise,
         splits.augmentation if training.augment else None,
         validation,
+        splits.target_mean,
+        splits.target_std,
     )
 
 

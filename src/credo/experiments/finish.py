@@ -97,6 +97,8 @@ def inputs_of(data: RunData) -> dict[str, Any]:
         "outputs": data.outputs,
         "classes": data.classes,
         "normalise": asdict(data.normalise),
+        "target_mean": data.target_mean,
+        "target_std": data.target_std,
     }
 
 

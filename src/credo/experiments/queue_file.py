@@ -231,7 +231,7 @@ def label_of(row: str, overrides: Mapping[str, Any]) -> str:
     """`vogn+lr=0.01+epochs=5`: a name for a row with these settings, which can be a folder."""
     told = {key: value for key, value in overrides.items() if key not in UNNAMED}
     parts = [row, *(f"{key.rpartition('.')[2]}={_text(value)}" for key, value in told.items())]
-    text = "+".join(parts)
+    text = "+".join(parts).replace(":", ".")  # uci:yacht:3
     plain = re.sub(r"[^A-Za-z0-9_.+=-]", "_", text).replace("..", "_")
     if plain == text and len(text) <= NAME_LENGTH:
         return text

@@ -2,8 +2,9 @@
 
     kind "run"          recipe, row, size, seed, training, versions, commit, kernels, machine, times, changes
     kind "epoch"        a line of the log, one for each epoch
-    kind "final"        scores "as_trained" and "after_temperature" (classification), and how T was fitted; on
-                        "validation" data, where the recipe keeps some, those as trained, to choose settings by
+    kind "final"        scores "as_trained" and "after_temperature", and how T was fitted; for regression "after_noise",
+                        with the variance of the observations fitted instead, in the units of the data; where the
+                        recipe keeps such data, "validation" scores as trained, to choose settings by
     kind "ood"          one for each unfamiliar set: its scores as trained and after the same temperature
     kind "calibration"  confidence, accuracy and examples of each bin, as trained and after
     kind "entropy"      how many predictions of the test data and of each unfamiliar set lie in each bin of the entropy
@@ -12,6 +13,7 @@ It is a function of the run folder alone: it can be made again at any time. Unde
 """
 
 import json
+import math
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
@@ -24,12 +26,14 @@ from credo import metrics
 from credo.errors import IntegrityError, VersionError
 from credo.experiments.log import to_json
 from credo.experiments.names import plain_name
+from credo.experiments.observation_noise import cross_fitted_noise, fit_noise, gaussian_nll
 from credo.experiments.results import Result, load_result
 from credo.experiments.run_folder import RunFolder
 from credo.experiments.temperature import cross_fitted, fit_temperature, scaled
 from credo.posterior.atomic import write_atomically
 
 FORMAT: Final = 1
+HALVES: Final = "halves of the test data, each for the other"
 ENTROPY_BINS: Final = 40
 KEPT: Final = ("versions", "commit", "kernels", "machine", "started", "changes")
 Line = dict[str, Any]
@@ -84,8 +88,46 @@ def record_of(result: Result) -> list[Line]:
     if result.members:
         head["ensemble"] = len(result.members)
     epochs = [{"kind": "epoch", **row} for row in result.log]
-    scores = _classified(result) if result.training.get("task", "classification") == "classification" else []
-    return [head, *epochs, *(scores or [{"kind": "final", "as_trained": dict(result.metrics)}])]
+    classes = result.training.get("task", "classification") == "classification"
+    return [head, *epochs, *(_classified(result) if classes else _regressed(result))]
+
+
+def _regressed(result: Result) -> list[Line]:
+    """Scores in the units of the data, whose targets were standardised; the noise stays in standard units."""
+    found = result.predictions()
+    unit = float(result.facts["inputs"].get("target_std", 1.0))
+    mean, epistemic, targets = (found[f"test.{name}"] for name in ("mean", "epistemic", "targets"))
+    validation: Line = {}
+    if "validation.targets" in found:
+        held_out = [found[f"validation.{name}"] for name in ("mean", "epistemic", "targets")]
+        fitted_on, values = "validation", [fit_noise(*held_out)]
+        noise = torch.full((len(mean), 1), values[0], dtype=torch.float64)
+        scores = regression_scores(held_out[0], found["validation.variance"], held_out[2], unit)
+        validation = {"validation": scores}
+    else:
+        fitted_on = HALVES
+        noise, values = cross_fitted_noise(mean, epistemic, targets)
+    final = {
+        "kind": "final",
+        "as_trained": {**result.metrics, **regression_scores(mean, found["test.variance"], targets, unit)},
+        "after_noise": regression_scores(mean, epistemic.double() + noise, targets, unit),
+        **validation,
+        "noise_variances": values,
+        "fitted_on": fitted_on,
+        "target_std": unit,
+        "examples": len(targets),
+    }
+    return [final]
+
+
+def regression_scores(mean: Tensor, variance: Tensor, targets: Tensor, unit: float) -> dict[str, float]:
+    """RMSE and NLL of targets that are `unit` times what is stored."""
+    away = (mean.double() - targets.reshape(mean.shape).double()).square()
+    outputs = mean.flatten(1).shape[1]
+    return {
+        "rmse": unit * float(away.mean().sqrt()),
+        "nll": gaussian_nll(mean, variance, targets) + outputs * math.log(unit),
+    }
 
 
 def _classified(result: Result) -> list[Line]:
@@ -96,7 +138,7 @@ def _classified(result: Result) -> list[Line]:
         temperature = fit_temperature(_log_probs(found, "validation"), found["validation.targets"])
         temperatures, after = [temperature], scaled(before, temperature)
     else:
-        fitted_on = "halves of the test data, each for the other"
+        fitted_on = HALVES
         after, temperatures = cross_fitted(before, targets)
         temperature = fit_temperature(before, targets)  # for the unfamiliar sets, whose classes nobody knows
     validation = {}

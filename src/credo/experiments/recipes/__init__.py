@@ -21,6 +21,7 @@ from credo.experiments.recipes import (
     table1_imagenet,
     table1_lenet5,
     table1_resnet18,
+    uci,
 )
 
 FILES: Final = (
@@ -31,6 +32,7 @@ FILES: Final = (
     table1_imagenet,
     baselines_fashion,
     baselines_resnet20,
+    uci,
     figure3_momentum_batchnorm,
     figure5_unfamiliar,
     figure8_prior_variance,
