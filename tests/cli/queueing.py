@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -140,7 +141,7 @@ def kill_at_random(folder: Path, kills: int) -> None:
         try:
             while killed < kills:
                 time.sleep(moments.uniform(0.05, 0.5))
-                workers = [holder for lock in folder.rglob("seed-*/lock") if (holder := living_holder(lock))]
+                workers = at_work(folder)
                 what = moments.choice(["scheduler", "worker", "all"])
                 chosen = [*(workers if what == "all" else workers[:1] if what == "worker" else [])]
                 for number in chosen:
@@ -151,10 +152,33 @@ def kill_at_random(folder: Path, kills: int) -> None:
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+    kill_while_paused(folder, words)
     done = len(list(folder.rglob("result.json")))
     assert done < 6, "all runs ended before they could be killed; make them longer"
     print(f"killed {killed} times, {done} of 6 runs finished by then", flush=True)
     assert os.waitstatus_to_exitcode(os.waitpid(forked_queue(words), 0)[1]) == 0
+
+
+def at_work(folder: Path) -> list[int]:
+    return [pid for lock in folder.rglob("seed-*/lock") if (pid := living_holder(lock))]
+
+
+def kill_while_paused(folder: Path, words: list[str]) -> None:
+    """Workers that wait for a word of the queue notice that it will never come, save, and end."""
+    pid = forked_queue(words)
+    wait_until(lambda: len(at_work(folder)) > 0)
+    os.kill(pid, signal.SIGTSTP)
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    wait_until(lambda: not at_work(folder))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":
