@@ -165,6 +165,7 @@ def at_work(folder: Path) -> list[int]:
 
 def kill_while_paused(folder: Path, words: list[str]) -> None:
     """Workers that wait for a word of the queue notice that it will never come, save, and end."""
+    wait_until(lambda: not at_work(folder))  # those of the queue before
     pid = forked_queue(words)
     wait_until(lambda: len(at_work(folder)) > 0)
     os.kill(pid, signal.SIGTSTP)
@@ -192,5 +193,6 @@ if __name__ == "__main__":
         FULL = sys.argv[3] if len(sys.argv) > 3 else ""
         sys.exit(main(prepare(folder)))
     assert main(prepare(folder / "peace")) == 0
-    worker.Orders.wait = lambda self: time.sleep(0.1) or 0.1  # type: ignore[func-returns-value,method-assign]
+    waiting = worker.Orders.wait
+    worker.Orders.wait = lambda self: time.sleep(0.1) or waiting(self)  # type: ignore[func-returns-value,method-assign]
     kill_at_random(folder / "war", int(sys.argv[3]))
