@@ -176,7 +176,7 @@ def kill_while_paused(folder: Path, words: list[str]) -> None:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
