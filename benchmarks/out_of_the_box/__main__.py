@@ -1,4 +1,4 @@
-"""Whether what Adam trains, the others train, with only the number of examples given: `python -m benchmarks.out_of_the_box`.
+"""Whether what Adam trains, the others train, with only the number of examples given.
 
     python -m benchmarks.out_of_the_box --data DIR --jobs 2                      every problem, method and seed
     python -m benchmarks.out_of_the_box --data DIR --methods Adam VOGN --long    the problems on which Adam overfits

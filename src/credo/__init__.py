@@ -12,22 +12,32 @@ from credo.curvature.operation import Operation
 from credo.curvature.rules import register_rule
 from credo.metrics import evaluate
 from credo.optim import OGN, VOGN, TemperingSchedule
-from credo.posterior import DiagonalPosterior, KroneckerPosterior, Posterior, elbo, load_posterior
+from credo.posterior import (
+    DiagonalPosterior,
+    KroneckerPosterior,
+    LowRankPosterior,
+    Posterior,
+    elbo,
+    load_posterior,
+)
 from credo.predict import DropoutPosterior, Ensemble, predict
 
 if TYPE_CHECKING:
     from credo import continual, data, distributed, experiments, models
+    from credo.baselines import SWAG, laplace, refresh_batch_norm
     from credo.experiments.tuning import tune
     from credo.optim import IVON, KFAC, BayesByBackprop, NoisyKFAC
 
 __version__ = "0.1.0"
 # Imported when they are first asked for: importing credo should cost little.
-_LATER = ("cli", "continual", "curvature", "data", "distributed", "experiments", "models")
+_LATER = ("baselines", "cli", "continual", "curvature", "data", "distributed", "experiments", "models")
+_BASELINES = ("SWAG", "laplace", "refresh_batch_norm")
 
 __all__ = [
     "IVON",
     "KFAC",
     "OGN",
+    "SWAG",
     "VOGN",
     "BayesByBackprop",
     "Calibration",
@@ -36,6 +46,7 @@ __all__ = [
     "DropoutPosterior",
     "Ensemble",
     "KroneckerPosterior",
+    "LowRankPosterior",
     "NoisyKFAC",
     "Operation",
     "Posterior",
@@ -52,11 +63,13 @@ __all__ = [
     "experiments",
     "kernels",
     "kronecker_factors",
+    "laplace",
     "load_posterior",
     "metrics",
     "models",
     "optim",
     "predict",
+    "refresh_batch_norm",
     "register_rule",
     "squared_gradients",
     "tune",
@@ -68,10 +81,12 @@ def __getattr__(name: str) -> Any:
         return import_module(f"credo.{name}")
     if name == "tune":
         return import_module("credo.experiments.tuning").tune
+    if name in _BASELINES:
+        return getattr(import_module("credo.baselines"), name)
     if name in optim.LATER:
         return getattr(optim, name)
     raise AttributeError(f"module 'credo' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, *optim.LATER, "tune"})
+    return sorted({*globals(), *_LATER, *_BASELINES, *optim.LATER, "tune"})

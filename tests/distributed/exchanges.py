@@ -96,7 +96,9 @@ def predictions(rank: int, size: int, distributed: bool) -> dict[str, Any]:
         "regression loader": credo.predict(model, posterior, _loader(x, y), keep_samples=True, **regression),
     }
     return {
-        name: {field: t.tolist() if isinstance(t, torch.Tensor) else t for field, t in vars(prediction).items()}
+        name: {
+            field: t.tolist() if isinstance(t, torch.Tensor) else t for field, t in vars(prediction).items()
+        }
         for name, prediction in found.items()
     }
 

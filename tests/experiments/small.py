@@ -67,6 +67,16 @@ TRAININGS: dict[str, Training] = {
     "ogn": replace(VOGN, method="ogn", settings={"lr": 5e-3, "damping": 1e-2}),
     "sgd": replace(VOGN, method="sgd", settings={"lr": 0.05}, tempering_from=None),
     "adam": replace(VOGN, method="adam", settings={"lr": 0.01, "weight_decay": 1e-3}, tempering_from=None),
+    "swag": replace(
+        VOGN, method="swag", settings={"lr": 0.05, "collect_from": 2, "rank": 2}, tempering_from=None
+    ),
+    "laplace": replace(
+        VOGN,
+        method="laplace",
+        settings={"lr": 0.01, "structure": "kronecker"},
+        tempering_from=None,
+        validation_size=10,
+    ),
     "mc_dropout": replace(
         VOGN, method="mc_dropout", model=small_with_dropout, settings={"lr": 0.05}, tempering_from=None
     ),

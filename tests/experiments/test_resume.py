@@ -1,6 +1,7 @@
 """Exact resume (promise 1): a run that was cut anywhere ends, bit by bit, as one that was not."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,10 +14,12 @@ import pytest
 from credo import load_posterior
 from credo.errors import IntegrityError, InvalidValue
 from credo.experiments import packing
+from credo.experiments.beliefs import SwagBelief
 from credo.experiments.checkpoint import Checkpoints
 from credo.experiments.progress import Watcher
 from credo.experiments.results import Result, load_result
 from credo.experiments.saving import Checkpointing
+from credo.experiments.stopping import Terminated
 from credo.experiments.train import train
 from tests.experiments.small import TRAININGS, VOGN, last_state, log_without_times, same_metrics
 
@@ -222,3 +225,25 @@ def test_row_66_a_finished_run_of_other_settings_is_no_answer(tmp_path: Path) ->
     with pytest.raises(InvalidValue, match="epochs was 3, now 5"):
         train(replace(VOGN, epochs=5), 0, tmp_path)
     assert train(replace(VOGN, epochs=5), 0, tmp_path, resume=False).metrics["epochs"] == 5
+
+
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_stopped_in_an_evaluation_swag_has_collected_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int
+) -> None:
+    """The last epoch too, whose evaluation comes after the mean is in the model."""
+    training = TRAININGS["swag"]
+    train(training, 3, tmp_path / "whole")
+    collect, stopped = SwagBelief.epoch_ended, []
+
+    def stopping(self: SwagBelief, now: int) -> None:
+        collect(self, now)
+        if now == epoch and not stopped:
+            stopped.append(now)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(SwagBelief, "epoch_ended", stopping)
+    with pytest.raises(Terminated):
+        train(training, 3, tmp_path / "cut")
+    train(training, 3, tmp_path / "cut")
+    assert_same(tmp_path / "whole", tmp_path / "cut")

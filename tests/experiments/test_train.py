@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import credo
+from credo import load_posterior, predict
 from credo.data import Examples, PadCropFlip, Splits
-from credo.errors import InvalidValue, NonFiniteError
+from credo.errors import CredoError, InvalidValue, NonFiniteError
 from credo.experiments import packing
 from credo.experiments.progress import Several, Silent, Watcher
 from credo.experiments.recipe import Training
@@ -25,6 +26,7 @@ from tests.experiments.small import (
     blobs,
     last_state,
     same_metrics,
+    small,
     three_blobs,
 )
 
@@ -248,3 +250,33 @@ def test_watchers_see_every_step_and_epoch(tmp_path: Path) -> None:
 
 def test_own_data_is_any_function() -> None:
     assert three_blobs().classes == ("red", "green", "blue")
+
+
+def test_a_laplace_row_has_the_weights_of_its_adamw_row_and_a_spread_around_them(tmp_path: Path) -> None:
+    laplace = TRAININGS["laplace"]
+    point = replace(laplace, method="adamw", settings={"lr": 0.01})
+    one, other = train(point, 3, tmp_path / "adamw"), train(laplace, 3, tmp_path / "laplace")
+    mine, theirs = one.weights(), other.weights()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    spread = load_posterior(tmp_path / "laplace" / "posterior.safetensors")
+    assert spread.metadata["method"] == "Laplace"
+    assert spread.deterministic == {"norm.weight", "norm.bias"}
+    assert not torch.equal(one.predictions()["test.probs"], other.predictions()["test.probs"])
+
+
+def test_a_swag_row_ends_at_the_mean_of_what_it_collected(tmp_path: Path) -> None:
+    result = train(TRAININGS["swag"], 3, tmp_path)
+    posterior = load_posterior(tmp_path / "posterior.safetensors")
+    assert (posterior.metadata["method"], posterior.metadata["collected"]) == ("SWAG", 2)
+    weights = result.weights()
+    assert all(torch.equal(weights[name], mean) for name, mean in posterior.mean.items())
+    model = result.model(small)
+    x = three_blobs().test.inputs
+    again = predict(model, result.belief(model), x, samples=3, seed=3).probs
+    torch.testing.assert_close(again, result.predictions()["test.probs"])
+
+
+def test_swag_that_could_collect_only_once_says_so(tmp_path: Path) -> None:
+    settings = {**TRAININGS["swag"].settings, "collect_from": 3}
+    with pytest.raises(CredoError, match="needs at least 2"):
+        train(replace(TRAININGS["swag"], settings=settings), 3, tmp_path)

@@ -177,6 +177,8 @@ def test_frozen_parameters_stay_and_have_no_noise(method):
 @every_method
 def test_unused_parameters_are_skipped(method):
     model, idle = network(), nn.Linear(2, 2)
+    with torch.no_grad():
+        idle.weight.mul_(0.1)  # so that τ is below 1
     optimizer = method(nn.ModuleDict({"net": model, "idle": idle}), data_size=100)
     before = idle.weight.detach().clone()
     for _ in range(3):

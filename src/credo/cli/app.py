@@ -82,6 +82,7 @@ def run(
     size: Literal["cpu", "paper"] = "cpu",
     set: Settings = (),
     seeds: int = 1,
+    ensemble: int | None = None,
     out: Folder = Path("runs"),
     data: MaybeFolder = None,
     resume: bool = False,
@@ -105,6 +106,7 @@ def run(
         size: the paper's own size, or one that two CPU cores finish in minutes.
         set: a setting of the optimiser, the model or the training; goes for every row that is run.
         seeds: how many seeds: 0, 1, …
+        ensemble: also a deep ensemble of the first so many seeds of each row, which are trained if they are not there.
         out: where the runs go.
         data: where the data sets lie; otherwise $CREDO_DATA, then ~/.cache/credo.
         resume: insist that there is something to go on from.
@@ -113,7 +115,47 @@ def run(
     """
     from credo.cli.runs import run as work
 
-    return work(recipe, only, size, set, seeds, out, data, resume, device, timeout)
+    return work(recipe, only, size, set, seeds, out, data, resume, device, timeout, ensemble)
+
+
+def queue(
+    file: Annotated[Positional[Path], arg(metavar="FILE")],
+    *,
+    jobs: int = 1,
+    status: bool = False,
+    out: Folder = Path("runs"),
+    results: MaybeFolder = None,
+    data: MaybeFolder = None,
+    threads: int = 1,
+    nice: int = 19,
+    device: Annotated[str, arg(metavar="DEVICE")] = "cpu",
+) -> int:
+    """Run a list of runs: what is not finished, some at a time, in the order of their priority.
+
+    The list is a TOML file of [[runs]], each with recipe, row or rows, seed or seeds, and, where wanted, size,
+    settings, sweep, name and priority; docs/queue.md has all of it. Each run is a process of its own. One that fails
+    is noted, and the queue goes on with the next. Killed at any moment, the same command goes on where it was. Ctrl-Z
+    (SIGTSTP) pauses the runs, fg (SIGCONT) lets them go on; Ctrl-C and SIGTERM finish the steps under way and save.
+
+        credo queue sweep.toml --jobs 2
+        credo queue sweep.toml --status
+        credo queue results/queue.toml --jobs 2 --out runs --results results --data /data
+
+    Args:
+        file: the list.
+        jobs: how many runs at a time.
+        status: only show how far every run is.
+        out: where the runs go, as with credo run.
+        results: where one small file for each finished run goes: settings, scores, every epoch, no weights.
+        data: where the data sets lie; otherwise $CREDO_DATA, then ~/.cache/credo.
+        threads: of each run.
+        nice: 19 leaves the machine to everybody else, 0 competes.
+        device: cpu, or cuda; all runs share it.
+    """
+    from credo.cli.queue import queue as work
+    from credo.cli.queue_worker import Options
+
+    return work(file, Options(out, results, data, threads, nice, device), jobs, status)
 
 
 def tune(
@@ -251,6 +293,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "demo": demo,
     "list": list_,
     "run": run,
+    "queue": queue,
     "tune": tune,
     "report": report,
     "predict": predict,

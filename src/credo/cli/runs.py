@@ -37,10 +37,13 @@ def run(
     resume: bool,
     device: str,
     timeout: float,
+    ensemble: int | None = None,
 ) -> int:
     device = device_of_rank(device)
     with process_group(timeout, device):
         if name in CONTINUAL:
+            if ensemble is not None:
+                raise InvalidValue(f"{name} is a stream of tasks, for which --ensemble is not there.")
             return _run_stream(name, only, size, assignments, seeds, out, data, resume)
         results = run_recipe(
             named_recipe(name),
@@ -53,6 +56,7 @@ def run(
             resume=True if resume else "auto",
             watcher=_watcher,
             device=device,
+            ensemble=ensemble,
         )
         if world().rank == 0:
             for result in results:

@@ -85,6 +85,15 @@ class Examples:
         generator = torch.Generator().manual_seed(SUBSET_SEED)
         return self.subset(torch.randperm(len(self), generator=generator)[:n])
 
+    def hold_out(self, n: int) -> "tuple[Examples, Examples]":
+        """All but n examples in their order, and the n: the last after the shuffle that `take` cuts the first from."""
+        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n < len(self):
+            raise InvalidValue(
+                f"n must be an int from 1 to {len(self) - 1}, one less than there are, got {n!r}"
+            )
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(SUBSET_SEED))
+        return self.subset(order[:-n].sort().values), self.subset(order[-n:])
+
     def to(self, device: torch.device | str) -> "Examples":
         """The same examples with their tensors on `device`; lazy inputs stay where they are."""
         inputs = self.inputs.to(device) if isinstance(self.inputs, Tensor) else self.inputs

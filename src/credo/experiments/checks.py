@@ -34,7 +34,14 @@ def check_training(training: Training) -> None:
 def _check_numbers(training: Training) -> None:
     for name in ("epochs", "batch_size", "samples"):
         whole_number(name, getattr(training, name), 1)
-    for name in ("train_size", "test_size", "mc_groups"):
+    for name in (
+        "train_size",
+        "test_size",
+        "validation_size",
+        "epoch_samples",
+        "epoch_test_size",
+        "mc_groups",
+    ):
         if getattr(training, name) is not None:
             whole_number(name, getattr(training, name), 1)
     for epoch in training.milestones:
@@ -44,8 +51,14 @@ def _check_numbers(training: Training) -> None:
         number(name, getattr(training, name), 0, math.inf)
     if training.tempering_from is not None:
         number("tempering_from", training.tempering_from, 0, 1, open_low=True)
-    if not isinstance(training.augment, bool):
-        raise InvalidType(f"augment must be True or False, got {training.augment!r}.")
+    for name in ("augment", "cosine"):
+        if not isinstance(getattr(training, name), bool):
+            raise InvalidType(f"{name} must be True or False, got {getattr(training, name)!r}.")
+    if training.cosine and training.warmup_epochs >= training.epochs:
+        raise InvalidValue(
+            f"cosine=True needs epochs after the warm-up: warmup_epochs={training.warmup_epochs} must be below "
+            f"epochs={training.epochs}."
+        )
 
 
 def check_seed(value: Any) -> int:

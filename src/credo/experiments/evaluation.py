@@ -29,9 +29,13 @@ class Evaluator:
     between: Callable[[], object]
     ranks: Ranks
 
-    def predict(self, model: nn.Module, posterior: AnyPosterior, examples: Examples) -> dict[str, Tensor]:
+    def predict(
+        self, model: nn.Module, posterior: AnyPosterior, examples: Examples, samples: int | None = None
+    ) -> dict[str, Tensor]:
         """The prediction for all examples, on the CPU; `targets` among it. Each rank predicts a share of each chunk."""
-        found = self.task.predict(model, posterior, self._inputs(examples), self.samples, self.seed)
+        found = self.task.predict(
+            model, posterior, self._inputs(examples), samples or self.samples, self.seed
+        )
         return {**self._of_all_ranks(found, len(examples)), "targets": examples.targets.cpu()}
 
     def scores(self, prediction: dict[str, Tensor]) -> dict[str, float]:

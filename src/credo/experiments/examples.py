@@ -26,6 +26,9 @@ class RunData:
     classes: tuple[str, ...]
     normalise: Normalise
     augmentation: Augmentation | None
+    validation: Examples | None = None  # where the recipe keeps some of the training set for it
+    target_mean: float = 0.0  # of a regression whose targets were standardised
+    target_std: float = 1.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,6 +56,13 @@ def run_data(training: Training, root: Path | None) -> RunData:
         classes = tuple(classes[k] for k in kept) if classes else ()
     if training.augment and splits.augmentation is None:
         raise InvalidValue(f"augment=True, and {splits.name!r} has no augmentation. Give its Splits one.")
+    validation = None
+    if training.validation_size is not None:
+        if training.validation_size >= len(train):
+            raise InvalidValue(
+                f"validation_size={training.validation_size} must be below the {len(train)} training examples."
+            )
+        train, validation = train.hold_out(training.validation_size)
     return RunData(
         _cut(train, training.train_size),
         _cut(test, training.test_size),
@@ -60,6 +70,9 @@ def run_data(training: Training, root: Path | None) -> RunData:
         classes,
         splits.normalise,
         splits.augmentation if training.augment else None,
+        validation,
+        splits.target_mean,
+        splits.target_std,
     )
 
 

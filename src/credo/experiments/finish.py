@@ -29,12 +29,15 @@ def write_result(
     posterior: Posterior,
     evaluator: Evaluator,
     test: Prediction,
+    validation: Prediction | None,
     unfamiliar: dict[str, Prediction],
 ) -> None:
     posterior.save(folder.posterior)
     weights = {name: tensor.detach().cpu().clone() for name, tensor in state.model.state_dict().items()}
     write_atomically(folder.model, safetensors.torch.save(weights))
-    write_atomically(folder.predictions, safetensors.torch.save(named_predictions(test, unfamiliar)))
+    write_atomically(
+        folder.predictions, safetensors.torch.save(named_predictions(test, validation, unfamiliar))
+    )
     result = {
         "format": FORMAT_VERSION,
         "metrics": final_metrics(state, evaluator, test, unfamiliar),
@@ -66,8 +69,11 @@ def final_metrics(
     }
 
 
-def named_predictions(test: Prediction, unfamiliar: dict[str, Prediction]) -> dict[str, Tensor]:
+def named_predictions(
+    test: Prediction, validation: Prediction | None, unfamiliar: dict[str, Prediction]
+) -> dict[str, Tensor]:
     named = {f"test.{key}": tensor for key, tensor in test.items()}
+    named |= {f"validation.{key}": tensor for key, tensor in (validation or {}).items()}
     for name, prediction in unfamiliar.items():
         named |= {f"ood.{name}.{key}": tensor for key, tensor in prediction.items()}
     return {name: tensor.contiguous().clone() for name, tensor in named.items()}
@@ -93,6 +99,8 @@ def inputs_of(data: RunData) -> dict[str, Any]:
         "outputs": data.outputs,
         "classes": data.classes,
         "normalise": asdict(data.normalise),
+        "target_mean": data.target_mean,
+        "target_std": data.target_std,
     }
 
 

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from credo.distributed import SharedGradients
 from credo.errors import NonFiniteError
+from credo.experiments.beliefs import Belief, Material
 from credo.experiments.tasks import Task
 from credo.kernels.update import all_finite
 from credo.optim.base import BayesianOptimizer
@@ -40,6 +41,12 @@ class Learner(ABC):
     def posterior(self) -> AnyPosterior:
         """What `credo.predict` averages over."""
 
+    def epoch_ended(self, epoch: int) -> None:  # noqa: B027
+        """`epoch` epochs have been trained; most methods have nothing to do."""
+
+    def conclude(self, material: Material) -> None:  # noqa: B027
+        """Training has ended, and the last evaluation comes next; most methods have nothing to do."""
+
     @property
     @abstractmethod
     def refused(self) -> int:
@@ -57,9 +64,7 @@ class Learner(ABC):
 class PlainLearner(Learner):
     """Any torch optimiser; `belief` says what it leaves behind. Non-finite steps are refused, as VOGN does."""
 
-    def __init__(
-        self, model: nn.Module, optimizer: Optimizer, task: Task, belief: Callable[[], AnyPosterior]
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, task: Task, belief: Belief) -> None:
         self.optimizer, self._model, self._task, self._belief = optimizer, model, task, belief
         self._counts = {"refused": 0, "refused_in_a_row": 0}
         self._shared = SharedGradients(model, optimizer)
@@ -94,18 +99,29 @@ class PlainLearner(Learner):
             )
 
     def posterior(self) -> AnyPosterior:
-        return self._belief()
+        return self._belief.now()
+
+    def epoch_ended(self, epoch: int) -> None:
+        self._belief.epoch_ended(epoch)
+
+    def conclude(self, material: Material) -> None:
+        self._belief.conclude(material)
 
     @property
     def refused(self) -> int:
         return self._counts["refused"]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict(), "counts": dict(self._counts)}
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "counts": dict(self._counts),
+            "belief": self._belief.state_dict(),
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(with_options_of(self.optimizer, saved["optimizer"]))
         self._counts.update(saved["counts"])
+        self._belief.load_state_dict(saved.get("belief", {}))
 
 
 @final

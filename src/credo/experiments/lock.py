@@ -93,3 +93,28 @@ def _read(descriptor: int) -> dict[str, object]:
     except ValueError:
         return {"host": socket.gethostname()}  # cut off while signing
     return found if isinstance(found, dict) else {}
+
+
+def living_holder(path: Path) -> int | None:
+    """The process that a lock file names, if it lives on this machine; only a look, which takes no lock."""
+    try:
+        left = json.loads(path.read_bytes())
+        pid, host = int(left["pid"]), left["host"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return pid if host == socket.gethostname() and _lives(pid) else None
+
+
+def _lives(pid: int) -> bool:
+    if os.name == "nt":  # there a signal of 0 would be a real one
+        return True
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # somebody else's
+        return True
+    except OSError:
+        return False
+    try:  # one that has ended, and that nobody has asked for its exit code, still takes signals
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from credo.errors import InvalidType, InvalidValue
+from credo.experiments.beliefs import Belief, DropoutBelief, LaplaceBelief, SwagBelief
 from credo.experiments.learners import Learner, PlainLearner, PosteriorLearner
 from credo.experiments.names import known, unknown
 from credo.experiments.recipe import Setting
@@ -22,7 +23,6 @@ from credo.experiments.tasks import Task
 from credo.optim import IVON, KFAC, OGN, VOGN, BayesByBackprop, NoisyKFAC
 from credo.optim.arguments import number
 from credo.optim.groups import parameter_groups
-from credo.predict import DropoutPosterior
 
 GIVEN: Final = frozenset(
     {"params", "model", "data_size", "seed", "prior", "reduction"}
@@ -34,18 +34,24 @@ FACTORS: Final[Mapping[str, Setting]] = {"lr_factor": 1.0, "noise_factor": 1.0, 
 
 @dataclass(frozen=True)
 class Method:
-    """`optimizer(model, **given and options)`; `learner(model, optimizer, task)` puts it to work."""
+    """`optimizer(model, **given and options)` is put to work by a learner.
+
+    One of credo's own is its posterior; of one of torch's `belief(model, **options)` says what it leaves behind.
+    """
 
     title: str
     optimizer: Callable[..., Optimizer]
-    learner: Callable[[nn.Module, Any, Task], Learner]
+    belief: Callable[..., Belief] | None = None
     gives: tuple[str, ...] = ()  # which of data_size and seed the optimizer takes
 
     @property
     def options(self) -> dict[str, object]:
         """Name → default; `None` stands for an optional number."""
-        parameters = inspect.signature(self.optimizer).parameters
-        return {name: p.default for name, p in parameters.items() if name not in GIVEN}
+        return {**_options(self.optimizer), **self._belief_options}
+
+    @property
+    def _belief_options(self) -> dict[str, object]:
+        return {} if self.belief is None else _options(self.belief)
 
     @property
     def settings(self) -> dict[str, object]:
@@ -58,11 +64,19 @@ class Method:
         given = {"data_size": data_size, "seed": seed}
         checked = checked_options("settings", settings, self.settings)
         options = {name: value for name, value in checked.items() if name in self.options}
-        optimizer = self.optimizer(model, **{name: given[name] for name in self.gives}, **options)
+        own = {name: options.pop(name) for name in self._belief_options if name in options}
+        optimizer: Any = self.optimizer(model, **{name: given[name] for name in self.gives}, **options)
         for name in FACTORS:
             if name in checked:
                 multiply(optimizer, name.removesuffix("_factor"), float(checked[name]))
-        return self.learner(model, optimizer, task)
+        if self.belief is None:
+            return PosteriorLearner(model, optimizer, task)
+        return PlainLearner(model, optimizer, task, self.belief(model, **own))
+
+
+def _options(function: Callable[..., object]) -> dict[str, object]:
+    parameters = inspect.signature(function).parameters
+    return {name: p.default for name, p in parameters.items() if name not in GIVEN}
 
 
 def multiply(optimizer: Optimizer, name: str, factor: float) -> None:
@@ -118,14 +132,15 @@ def ivon(
     *,
     data_size: int,
     seed: int = 0,
-    lr: float = 0.2,
+    lr: float | None = None,
     beta1: float = 0.9,
     beta2: float = 0.99999,
-    prior_precision: float = 1.0,
-    tempering: float = 1.0,
+    prior_precision: float | None = None,
+    tempering: float | None = None,
+    averaging: float | None = None,
     mc_samples: int = 1,
     augmentation: float = 1.0,
-    initial_curvature: float = 0.5,
+    initial_curvature: float | None = None,
     clip_radius: float | None = None,
     shared_noise: bool = False,
 ) -> Optimizer:
@@ -136,6 +151,7 @@ def ivon(
         betas=(beta1, beta2),
         prior_precision=prior_precision,
         tempering=tempering,
+        averaging=averaging,
         mc_samples=mc_samples,
         augmentation=augmentation,
         initial_curvature=initial_curvature,
@@ -153,26 +169,19 @@ def _decaying(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def _point(model: nn.Module, optimizer: Optimizer, task: Task) -> Learner:
-    return PlainLearner(model, optimizer, task, lambda: "mean")
-
-
-def _dropout(model: nn.Module, optimizer: Optimizer, task: Task) -> Learner:
-    belief = DropoutPosterior(model)  # refuses a model without dropout now, not after the first epoch
-    return PlainLearner(model, optimizer, task, lambda: belief)
-
-
 METHODS: Final[dict[str, Method]] = {
-    "sgd": Method("SGD", sgd, _point),
-    "adam": Method("Adam", adam, _point),
-    "adamw": Method("AdamW", adamw, _point),
-    "mc_dropout": Method("MC-dropout", sgd, _dropout),  # the model's dropout variant, trained with SGD
-    "ogn": Method("OGN", OGN, PosteriorLearner, gives=("data_size", "seed")),
-    "vogn": Method("VOGN", VOGN, PosteriorLearner, gives=("data_size", "seed")),
-    "bbb": Method("BBB", BayesByBackprop, PosteriorLearner, gives=("data_size", "seed")),
-    "ivon": Method("IVON", ivon, PosteriorLearner, gives=("data_size", "seed")),
-    "kfac": Method("K-FAC", KFAC, PosteriorLearner, gives=("data_size", "seed")),
-    "noisy_kfac": Method("Noisy K-FAC", NoisyKFAC, PosteriorLearner, gives=("data_size", "seed")),
+    "sgd": Method("SGD", sgd, Belief),
+    "adam": Method("Adam", adam, Belief),
+    "adamw": Method("AdamW", adamw, Belief),
+    "mc_dropout": Method("MC-dropout", sgd, DropoutBelief),  # the model's dropout variant, trained with SGD
+    "swag": Method("SWAG", sgd, SwagBelief),
+    "laplace": Method("Laplace", adamw, LaplaceBelief),
+    "ogn": Method("OGN", OGN, gives=("data_size", "seed")),
+    "vogn": Method("VOGN", VOGN, gives=("data_size", "seed")),
+    "bbb": Method("BBB", BayesByBackprop, gives=("data_size", "seed")),
+    "ivon": Method("IVON", ivon, gives=("data_size", "seed")),
+    "kfac": Method("K-FAC", KFAC, gives=("data_size", "seed")),
+    "noisy_kfac": Method("Noisy K-FAC", NoisyKFAC, gives=("data_size", "seed")),
 }
 
 
@@ -193,8 +202,10 @@ def checked_options(
 
 def check_type(name: str, value: object, default: object) -> None:
     """Whether `value` is what a default such as this stands for; a whole number may stand for a real one."""
-    if isinstance(default, bool | str):
-        wanted: tuple[type, ...] = (type(default),)
+    if default == "relative":  # or a number
+        wanted: tuple[type, ...] = (str, int, float)
+    elif isinstance(default, bool | str):
+        wanted = (type(default),)
     elif isinstance(default, int):
         wanted = (int,)
     elif isinstance(default, float) or default is None:

@@ -11,7 +11,7 @@ from credo.errors import InvalidType
 from credo.experiments.methods import checked_options
 from credo.experiments.names import known
 from credo.experiments.recipe import Setting, Training
-from credo.models import MLP, AlexNet, LeNet5, ResNet18, xavier_normal_
+from credo.models import MLP, AlexNet, LeNet5, ResNet18, ResNet20, xavier_normal_
 
 Shape = tuple[int, ...]  # of one example
 
@@ -44,6 +44,10 @@ def resnet18(
     )
 
 
+def resnet20(shape: Shape, outputs: int, *, width: int = 16, dropout: float = 0.0) -> nn.Module:
+    return ResNet20(outputs, width=width, in_channels=shape[0], dropout=dropout)
+
+
 def mlp(shape: Shape, outputs: int, *, width: int = 100, layers: int = 2, dropout: float = 0.0) -> nn.Module:
     """`layers` hidden layers of `width` units; images are flattened."""
     return MLP((math.prod(shape), *[width] * layers, outputs), dropout=dropout)
@@ -53,6 +57,7 @@ NETWORKS: Final[dict[str, Callable[..., nn.Module]]] = {
     "lenet5": lenet5,
     "alexnet": alexnet,
     "resnet18": resnet18,
+    "resnet20": resnet20,
     "mlp": mlp,
 }
 # xavier-normal initialisation, as in the released code; and how many outputs, if not one for each class of the data

@@ -38,13 +38,17 @@ class Training:
     )
     train_size: int | None = None  # the first n after a fixed shuffle, for runs of CPU size
     test_size: int | None = None
+    validation_size: int | None = None  # kept out of the training set after the same shuffle, its last n
     milestones: tuple[int, ...] = ()  # after each of these epochs the learning rate is multiplied by `decay`
     decay: float = 0.1
     warmup_epochs: float = 0.0  # gradual warm-up of the learning rate, linear from `warmup_from`
     warmup_from: float = 0.0
+    cosine: bool = False  # after the warm-up the learning rate falls to 0 along half a cosine
     tempering_from: float | None = None  # τ rises linearly from here to settings["tempering"]
     tempering_epochs: float = 0.0
     samples: int = 10  # C, the samples of the posterior at test time
+    epoch_samples: int | None = None  # the same in the evaluations before the last; None: as many
+    epoch_test_size: int | None = None  # and the test examples in these; None: all
     held_out_classes: tuple[
         int, ...
     ] = ()  # left out of training and test, and kept as the OOD set "held_out"

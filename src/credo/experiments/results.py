@@ -21,7 +21,7 @@ from credo.experiments.recipe import Training
 from credo.experiments.run_folder import RunFolder
 from credo.posterior.base import Posterior
 from credo.posterior.files import load_posterior
-from credo.predict import DropoutPosterior
+from credo.predict import DropoutPosterior, Ensemble
 from credo.predict.functions import AnyPosterior
 
 
@@ -37,6 +37,7 @@ class Result:
     metrics: Mapping[str, float]
     log: tuple[LogRow, ...]
     folder: Path
+    members: tuple[Path, ...] = ()  # of an ensemble: the folders of its runs
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -60,6 +61,8 @@ class Result:
 
     def model(self, factory: Any = None) -> nn.Module:
         """The trained network, its weights the mean; `factory` where the recipe's model was a function of yours."""
+        if self.members:
+            return load_result(self.members[0]).model(factory)  # the others are in `belief`
         inputs = self.facts["inputs"]
         fields = {**self.training, "model": factory or self.training["model"]}
         if factory is None and "." in fields["model"]:
@@ -70,8 +73,12 @@ class Result:
         model.load_state_dict(self.weights())
         return model.eval()
 
-    def belief(self, model: nn.Module) -> AnyPosterior:
-        """What `credo.predict` averages over."""
+    def belief(self, model: nn.Module, factory: Any = None) -> AnyPosterior:
+        """What `credo.predict` averages over; `factory` as for `model`, of which an ensemble needs more."""
+        if self.members:
+            found = [load_result(member) for member in self.members]
+            models = [member.model(factory) for member in found]
+            return Ensemble([(m, one.belief(m)) for m, one in zip(models, found, strict=True)])
         if self.training["method"] == "mc_dropout":
             return DropoutPosterior(model)
         posterior: Posterior = load_posterior(RunFolder(self.folder).posterior)
@@ -99,6 +106,7 @@ def load_result(folder: str | PathLike[str]) -> Result:
         metrics={key: math.nan if value is None else value for key, value in stored["metrics"].items()},
         log=tuple(read_log(place.log)),
         folder=place.path,
+        members=tuple(place.path / member for member in config.get("members", [])),
     )
 
 

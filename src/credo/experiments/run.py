@@ -9,6 +9,7 @@ from typing import Final
 from credo.distributed import world
 from credo.errors import InvalidValue
 from credo.experiments.checks import check_seed, check_training, whole_number
+from credo.experiments.ensembles import ensemble_of, ensemble_row
 from credo.experiments.methods import METHODS
 from credo.experiments.names import known, plain_name
 from credo.experiments.overrides import with_overrides
@@ -35,16 +36,21 @@ def run(
     watcher: Callable[[str, Path], Watcher] | None = None,
     checkpointing: Checkpointing | None = None,
     device: str = "cpu",
+    ensemble: int | None = None,
 ) -> list[Result]:
     """Train every row (or `only` some) with every seed; what is finished is not trained again.
 
     seeds: how many (0, 1, …), or which. overrides: as `with_overrides`, for every row that is run.
     watcher: makes one for each run, from a title and the run's folder.
+    ensemble: also make one of the first so many seeds of each row, which are trained if `seeds` are fewer.
     All rows are checked before the first is trained. With a process group every rank calls this, and rank 0 watches.
     """
     watched = watcher if world().rank == 0 else None
     plan = trainings(recipe, size, only, overrides or {})
     numbers = seed_list(seeds)
+    if ensemble is not None:
+        whole_number("ensemble", ensemble, 2)
+        numbers = sorted({*numbers, *range(ensemble)})
     results = []
     for row, training in plan.items():
         for seed in numbers:
@@ -61,6 +67,13 @@ def run(
                     checkpointing=checkpointing,
                     device=device,
                 )
+            )
+        if ensemble is not None:
+            name = RunName(recipe.name, ensemble_row(row, ensemble), size)
+            members = [run_path(out, recipe.name, size, row, seed) for seed in range(ensemble)]
+            folder = run_path(out, recipe.name, size, name.row, 0)
+            results.append(
+                ensemble_of(training, members, folder, data_root=data_root, name=name, device=device)
             )
     return results
 

@@ -5,7 +5,8 @@ log.jsonl                 one line an epoch (`log`)
 checkpoint/               (`checkpoint`)
 model.safetensors         weights and buffers at the end; for a posterior, its mean
 posterior.safetensors     for `credo.load_posterior`; a point is a posterior without variance
-predictions.safetensors   test.probs, test.targets, …; ood.<name>.probs, … for each unfamiliar set
+predictions.safetensors   test.probs, test.targets, …; validation.probs, … where the recipe keeps some training
+                          examples for validation; ood.<name>.probs, … for each unfamiliar set
 result.json               metrics, and the digests of these files; written last: its presence means finished
 lock                      while somebody writes
 """
@@ -15,7 +16,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +33,7 @@ IDENTITY: Final = frozenset({"method", "model", "model_options", "data", "task",
     "batch_size",
     "augment",
     "train_size",
+    "validation_size",
     "held_out_classes",
 }
 SHOWN: Final = 5  # mismatches in a message
@@ -66,7 +68,14 @@ class RunFolder:
     def finished(self) -> bool:
         return self.result.exists()
 
-    def write_config(self, training: Training, seed: int, name: RunName, changes: list[Any]) -> None:
+    def write_config(
+        self,
+        training: Training,
+        seed: int,
+        name: RunName,
+        changes: list[Any],
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
         config = {
             "name": asdict(name),
             "training": described(training),
@@ -74,6 +83,7 @@ class RunFolder:
             **provenance(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "changes": changes,
+            **(more or {}),
         }
         write_atomically(self.config, to_json(config, indent=1).encode())
 
@@ -86,7 +96,12 @@ class RunFolder:
         An error if what differs is part of the run's identity, or if `strictly`: a finished run cannot change.
         """
         config = self.read_config()
-        saved, asked = {**config["training"], "seed": config["seed"]}, {**described(training), "seed": seed}
+        saved = {
+            **DEFAULTS,
+            **config["training"],
+            "seed": config["seed"],
+        }  # a field may be younger than the run
+        asked = {**described(training), "seed": seed}
         names = [name for name in asked if saved.get(name) != asked[name]]
         words = [f"{name} was {saved.get(name)!r}, now {asked[name]!r}" for name in names]
         if words and (strictly or IDENTITY.intersection(names)):
@@ -109,6 +124,11 @@ class RunFolder:
                     "differ in the last bits.",
                     stacklevel=4,
                 )
+
+    def other_commit(self) -> list[str]:
+        """In words, if the code is another than the run was last worked on with; for the record, not an error."""
+        config, here = self.read_config(), provenance()["commit"]
+        return [] if config.get("commit") == here else [f"commit was {config.get('commit')}, now {here}"]
 
     def clear(self, also: Iterable[Path] = ()) -> None:
         """Forget a run that was here; the result goes first, so that it is never taken for finished."""
@@ -143,3 +163,8 @@ def _plain(value: Any) -> Any:
             f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
         )
     return value
+
+
+DEFAULTS: Final = {
+    field.name: _plain(field.default) for field in fields(Training) if field.default is not MISSING
+}

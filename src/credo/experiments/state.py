@@ -1,5 +1,7 @@
 """All that changes while a run trains, in one place: what is not here is a function of the recipe and the seed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -157,3 +159,15 @@ def set_random_state(device: torch.device, states: dict[str, Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
     if device.type in states and device.type != "cpu":
         torch.get_device_module(device).set_rng_state(states[device.type], device)
+
+
+@contextmanager
+def private_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """torch's global streams, seeded for this run and put back after it."""
+    accelerated = device.type not in ("cpu", "meta")
+    devices = [device.index or 0] if accelerated else []
+    with torch.random.fork_rng(devices, device_type=device.type if accelerated else "cuda"):
+        torch.default_generator.manual_seed(seed)
+        if accelerated:
+            torch.get_device_module(device).manual_seed(seed)
+        yield

@@ -66,6 +66,7 @@ class Classification(Task):
         prediction = predict(model, posterior, inputs, samples=samples, seed=seed)
         kept = {
             "probs": prediction.probs,
+            "log_probs": prediction.log_probs,
             "entropy": prediction.entropy,
             "mutual_information": prediction.mutual_information,
         }
@@ -94,13 +95,13 @@ class Regression(Task):
     def __init__(self, noise: float = 1.0) -> None:
         if not (math.isfinite(noise) and noise > 0):
             raise InvalidValue(f"noise_variance must be a finite number above 0, got {noise!r}.")
-        self._noise = noise
+        self.noise = noise
 
     def losses(self, output: Tensor, targets: Tensor) -> Tensor:
         output = output.flatten(1)
         squares = (output - targets.reshape(output.shape)).square().sum(1)
-        constant = math.log(2 * math.pi * self._noise) * output.shape[1]
-        return 0.5 * (squares / self._noise + constant)
+        constant = math.log(2 * math.pi * self.noise) * output.shape[1]
+        return 0.5 * (squares / self.noise + constant)
 
     def hits(self, output: Tensor, targets: Tensor) -> Tensor:
         return torch.tensor(math.nan, dtype=torch.float64, device=output.device)
@@ -110,7 +111,7 @@ class Regression(Task):
     ) -> dict[str, Tensor]:
         task: Literal["regression"] = "regression"
         prediction = predict(
-            model, posterior, inputs, samples=samples, seed=seed, task=task, noise=self._noise
+            model, posterior, inputs, samples=samples, seed=seed, task=task, noise=self.noise
         )
         kept = {"mean": prediction.mean, "variance": prediction.variance, "epistemic": prediction.epistemic}
         return {name: tensor.cpu() for name, tensor in kept.items()}
@@ -126,6 +127,11 @@ class Regression(Task):
 
     def curve(self, prediction: dict[str, Tensor], targets: Tensor) -> dict[str, list[float]]:
         return {}
+
+
+def noise_of(task: Task) -> float | None:
+    """The variance of a regression's observations; None for classification."""
+    return task.noise if isinstance(task, Regression) else None
 
 
 def task_of(name: str, noise: float = 1.0) -> Task:

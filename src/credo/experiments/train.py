@@ -9,8 +9,6 @@ train ── prepare: data, model, learner, schedules          functions of the 
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -21,7 +19,9 @@ from torch import Tensor
 
 from credo.data.augmentation import Augmentation
 from credo.data.batches import Batches
+from credo.data.examples import Examples
 from credo.distributed import average_buffers
+from credo.experiments.beliefs import Material
 from credo.experiments.checkpoint import Checkpoints, load_checkpoint
 from credo.experiments.checks import check_resume, check_seed, check_training
 from credo.experiments.evaluation import Evaluator
@@ -38,7 +38,7 @@ from credo.experiments.resuming import is_finished, last_checkpoint
 from credo.experiments.run_folder import RunFolder, RunName, described
 from credo.experiments.saving import Checkpointing, Saver
 from credo.experiments.schedules import LearningRate, learning_rate, tempering
-from credo.experiments.state import RunState
+from credo.experiments.state import RunState, private_randomness
 from credo.experiments.stopping import Stop, StopRequest, stop_request
 from credo.experiments.tasks import task_of
 
@@ -150,19 +150,22 @@ def train_rest_of_epoch(run: Run) -> None:
             state.tempering.step()
         state.running.add(outcome, len(targets))
         state.step += 1
-        before, start = start, time.perf_counter()
-        state.running.seconds += start - before
-        run.watcher.stepped(state.step)
+        state.running.seconds += time.perf_counter() - start
+        run.watcher.stepped(state.step)  # who watches may wait
         if run.due():
             run.saver.save()
-            start = time.perf_counter()
+        start = time.perf_counter()
 
 
 def evaluate_epoch(run: Run) -> Prediction:
     """Scores on the test data, a line of the log, and on to the next epoch."""
     state, groups = run.state, run.state.learner.optimizer.param_groups
     average_buffers(state.model)
-    prediction = run.evaluator.predict(state.model, state.learner.posterior(), run.data.test)
+    state.learner.epoch_ended(state.epoch + 1)
+    if state.epoch + 1 == run.training.epochs:
+        state.learner.conclude(material(run))
+    examples, samples = tested_with(run)
+    prediction = run.evaluator.predict(state.model, state.learner.posterior(), examples, samples)
     row = {
         "epoch": state.epoch + 1,
         "lr": run.rate.at(state.step - 1),
@@ -180,17 +183,43 @@ def evaluate_epoch(run: Run) -> Prediction:
     return prediction
 
 
+def tested_with(run: Run) -> tuple[Examples, int | None]:
+    """Test examples and samples of this epoch's evaluation: as the recipe has them, all at the end."""
+    training = run.training
+    if run.state.epoch + 1 == training.epochs:
+        return run.data.test, None
+    size = training.epoch_test_size
+    return run.data.test if size is None else run.data.test.take(size), training.epoch_samples
+
+
+def material(run: Run) -> Material:
+    """The data as a method sees them that has something to do when training has ended."""
+    data, size = run.data, run.training.batch_size
+
+    def batches(examples: Examples) -> Batches:
+        return Batches(
+            examples, size, shuffle=True, seed=run.seed, normalise=data.normalise, device=run.evaluator.device
+        )
+
+    held_out = data.validation
+    validation = None if held_out is None else lambda: batches(held_out)
+    return Material(lambda: batches(data.train), validation, run.evaluator.task, run.seed)
+
+
 def finish(run: Run, test: Prediction | None) -> None:
     """Predictions for all sets, the posterior, the model, and at the very end the result."""
     state, data, evaluator = run.state, run.data, run.evaluator
+    if test is None:
+        state.learner.conclude(material(run))  # a checkpoint may lie between this and the end
     model, found = state.model, state.learner.posterior()
     tested = test or evaluator.predict(model, found, data.test)  # None after a resume past the last epoch
+    validation = None if data.validation is None else evaluator.predict(model, found, data.validation)
     unfamiliar = {name: evaluator.predict(model, found, part) for name, part in data.ood.items()}
     posterior = belief(run.training, state)
 
     def write() -> None:
         write_log(run.folder.log, state.log)
-        write_result(run.folder, data, state, posterior, evaluator, tested, unfamiliar)
+        write_result(run.folder, data, state, posterior, evaluator, tested, validation, unfamiliar)
 
     run.ranks.once(write)
 
@@ -247,6 +276,7 @@ def begin(run: Run, resume: str | bool, name: RunName) -> None:
         run.state.load_state_dict(run.ranks.each(lambda: load_checkpoint(checkpoints.folder / found)))
         run.rate.set(run.state.learner.optimizer, max(run.state.step - 1, 0))  # as the last step left it
         changes = run.ranks.each(folder.read_config)["changes"]
+        drift = drift + run.ranks.each(folder.other_commit)
         changes += [{"step": run.state.step, "changes": drift}] if drift else []
 
     def write() -> None:
@@ -270,15 +300,3 @@ def settings_with_augmentation(training: Training, data: Augmented) -> dict[str,
 
 def title(run: Run) -> str:
     return f"{method_of(run.training.method).title}, seed {run.seed}"
-
-
-@contextmanager
-def private_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """torch's global streams, seeded for this run and put back after it."""
-    accelerated = device.type not in ("cpu", "meta")
-    devices = [device.index or 0] if accelerated else []
-    with torch.random.fork_rng(devices, device_type=device.type if accelerated else "cuda"):
-        torch.default_generator.manual_seed(seed)
-        if accelerated:
-            torch.get_device_module(device).manual_seed(seed)
-        yield

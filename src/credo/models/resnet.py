@@ -1,6 +1,6 @@
-"""ResNet-18 with the ImageNet stem, which the paper also uses on CIFAR-10, or with a 3×3 stem.
+"""ResNet-18 with the ImageNet stem, which the paper also uses on CIFAR-10, or with a 3×3 stem; and ResNet-20.
 
-Names in the state dict are those of torchvision's ResNet-18, so that its weights load where shapes agree.
+Names in ResNet-18's state dict are those of torchvision's ResNet-18, so that its weights load where shapes agree.
 """
 
 from collections import OrderedDict
@@ -76,6 +76,33 @@ class ResNet18(nn.Module):
         return logits
 
 
+class ResNet20(nn.Module):
+    """He et al. 2016 for 32×32 images: a 3×3 stem, three stages of three blocks of `width`, 2 and 4 times `width`.
+
+    272,474 parameters for 10 classes. A shortcut that changes its shape is a 1×1 convolution with BatchNorm.
+    """
+
+    def __init__(
+        self, num_classes: int = 10, *, width: int = 16, in_channels: int = 3, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        width, dropout = positive_int("width", width), dropout_rate(dropout)
+        self.conv1 = nn.Conv2d(positive_int("in_channels", in_channels), width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = stage(width, width, 1, dropout, True, blocks=3)
+        self.layer2 = stage(width, 2 * width, 2, dropout, True, blocks=3)
+        self.layer3 = stage(2 * width, 4 * width, 2, dropout, True, blocks=3)
+        self.fc = nn.Linear(4 * width, positive_int("num_classes", num_classes))
+        self.dropout = dropout_layer(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.bn1(self.dropout(self.conv1(x))))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        x = F.adaptive_avg_pool2d(x, 1).flatten(1)
+        logits: Tensor = self.fc(x)
+        return logits
+
+
 def stem_convolution(stem: Stem, inputs: int, width: int, bias: bool) -> nn.Conv2d:
     if stem == "imagenet":
         return nn.Conv2d(inputs, width, 7, stride=2, padding=3, bias=bias)
@@ -88,10 +115,12 @@ def normalisation(channels: int, batch_norm: bool) -> nn.Module:
     return nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
 
 
-def stage(inputs: int, outputs: int, stride: int, dropout: float, batch_norm: bool) -> nn.Sequential:
+def stage(
+    inputs: int, outputs: int, stride: int, dropout: float, batch_norm: bool, blocks: int = 2
+) -> nn.Sequential:
     return nn.Sequential(
         BasicBlock(inputs, outputs, stride, dropout, batch_norm),
-        BasicBlock(outputs, outputs, 1, dropout, batch_norm),
+        *(BasicBlock(outputs, outputs, 1, dropout, batch_norm) for _ in range(blocks - 1)),
     )
 
 

@@ -6,6 +6,7 @@ from credo.posterior.elbo import Elbo, elbo
 from credo.posterior.files import load_posterior
 from credo.posterior.kronecker import KroneckerPosterior
 from credo.posterior.layers import Layer
+from credo.posterior.low_rank import LowRankPosterior
 from credo.posterior.matrix_normal import Root
 from credo.posterior.registry import register_kind
 
@@ -14,6 +15,7 @@ __all__ = [
     "Elbo",
     "KroneckerPosterior",
     "Layer",
+    "LowRankPosterior",
     "Posterior",
     "Prior",
     "Root",

@@ -9,6 +9,8 @@ from credo.experiments.names import known, plain_name
 from credo.experiments.recipe import Recipe
 from credo.experiments.recipes import (
     all_methods,
+    baselines_fashion,
+    baselines_resnet20,
     digits,
     figure3_momentum_batchnorm,
     figure5_unfamiliar,
@@ -19,6 +21,7 @@ from credo.experiments.recipes import (
     table1_imagenet,
     table1_lenet5,
     table1_resnet18,
+    uci,
 )
 
 FILES: Final = (
@@ -27,6 +30,9 @@ FILES: Final = (
     table1_alexnet,
     table1_resnet18,
     table1_imagenet,
+    baselines_fashion,
+    baselines_resnet20,
+    uci,
     figure3_momentum_batchnorm,
     figure5_unfamiliar,
     figure8_prior_variance,

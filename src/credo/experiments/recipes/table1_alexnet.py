@@ -61,6 +61,12 @@ def rows(augment: bool, tempering_from: float, published: dict[str, Published]) 
             cpu=replace(cpu, method="vogn", settings={"lr": 1.5e-3, "damping": 3e-2, "prior_precision": 1.0}),
             published=published["vogn"],
         ),
+        Row(
+            "vogn-defaults",
+            paper=replace(paper, method="vogn"),
+            cpu=replace(cpu, method="vogn"),
+            published=published["vogn"],
+        ),
         Row("vogn-released", paper=replace(vogn, batch_size=256), cpu=None, published=published["vogn"]),
     )
 
@@ -144,6 +150,7 @@ AUGMENTED: Final = rows(
 )
 
 SHRUNK: Final = (
+    "vogn-defaults is VOGN with K = 1 and nothing set. "
     "CPU size: 10,000 training and 5,000 test images, 10 epochs without decay instead of 160, Adam without weight "
     "decay, MC-dropout with lr 3e-2, VOGN with K = 1 and credo's defaults."
 )

@@ -115,6 +115,13 @@ VOGN: Final = Row(
     ),
 )
 
+VOGN_DEFAULTS: Final = Row(
+    "vogn-defaults",
+    paper=replace(PAPER, method="vogn"),
+    cpu=replace(CPU, method="vogn"),
+    published=VOGN.published,
+)
+
 VOGN_RELEASED: Final = Row(
     "vogn-released",
     paper=replace(VOGN_PAPER, settings={**VOGN_SETTINGS, "lr": 1e-4}),
@@ -127,11 +134,12 @@ RECIPES: Final = (
         "table1-lenet5",
         title="LeNet-5 on CIFAR-10, no augmentation",
         source="Table 1; sd in Table 3, curves in Figures 4, 7a, 14",
-        rows=(ADAM, BBB, MC_DROPOUT, VOGN, VOGN_RELEASED),
+        rows=(ADAM, BBB, MC_DROPOUT, VOGN, VOGN_DEFAULTS, VOGN_RELEASED),
         figures=("training_curves", "calibration_curves", "reliability"),
         note=(
             "Paper: Table 4 gives VOGN lr = 1e-2, ten times the damping, and its released code 1e-4: "
-            "vogn is the table, vogn-released the code. The 30 epochs over which τ rises are from the code too. "
+            "vogn is the table, vogn-released the code, vogn-defaults has K = 1 and nothing set. "
+            "The 30 epochs over which τ rises are from the code too. "
             "Adam's weight decay is torch.optim.Adam's, an L2 term. At test time BBB has 100 samples for linear layers "
             "and 10 for convolutions there, here 100 for both; in training 10 and 1, as there. CPU size: all of "
             "CIFAR-10, 10 epochs instead of 210 (BBB: 800). Adam with lr 2e-3 and a weight decay of 2e-4, VOGN with "

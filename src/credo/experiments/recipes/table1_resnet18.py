@@ -96,18 +96,26 @@ VOGN: Final = Row(
     ),
 )
 
+VOGN_DEFAULTS: Final = Row(
+    "vogn-defaults",
+    paper=replace(PAPER, method="vogn"),
+    cpu=replace(CPU, method="vogn"),
+    published=VOGN.published,
+)
+
 RECIPES: Final = (
     Recipe(
         "table1-resnet18",
         title="ResNet-18 on CIFAR-10, with augmentation",
         source="Table 1; sd in Table 3, curves in Figures 4, 7d, 14",
-        rows=(ADAM, MC_DROPOUT, VOGN),
+        rows=(ADAM, MC_DROPOUT, VOGN, VOGN_DEFAULTS),
         figures=("training_curves", "calibration_curves", "reliability"),
         note=(
             "The network is the one for ImageNet, 7×7 stem and pool, hence the accuracies. Paper: Table 5's δ̃ = 1e-3 "
             "is a slip for τδ/(ρN) = 1e-4. CPU size: width 32 instead of 64 (a quarter of the weights), "
             "10,000 training and 5,000 test images, batches of 128, 10 epochs without decay instead of 160, "
-            "Adam without weight decay, VOGN with K = 1, lr 1e-3, damping 1e-2 and δ = 1."
+            "Adam without weight decay, VOGN with K = 1, lr 1e-3, damping 1e-2 and δ = 1. vogn-defaults has K = 1 and "
+            "nothing set in both sizes."
         ),
     ),
 )

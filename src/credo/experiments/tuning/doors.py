@@ -18,7 +18,7 @@ from credo.experiments.names import plain_name
 from credo.experiments.recipe import Recipe, Setting, Training
 from credo.experiments.run import trainings
 from credo.experiments.run_folder import described
-from credo.experiments.train import private_randomness
+from credo.experiments.state import private_randomness
 from credo.experiments.tuning.display import display_for
 from credo.experiments.tuning.files import write_files
 from credo.experiments.tuning.outcome import CLASSES, Tuned, outcome

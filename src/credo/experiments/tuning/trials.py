@@ -15,8 +15,9 @@ from credo.experiments.methods import method_of
 from credo.experiments.networks import build_model
 from credo.experiments.recipe import Training
 from credo.experiments.schedules import learning_rate, tempering
+from credo.experiments.state import private_randomness
 from credo.experiments.tasks import task_of
-from credo.experiments.train import private_randomness, settings_with_augmentation
+from credo.experiments.train import settings_with_augmentation
 from credo.experiments.tuning.sources import Prediction, Source
 
 REPORTS: Final = 20  # of a trial at most: an epoch may be as short as a write to the disk

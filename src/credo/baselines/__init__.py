@@ -1,0 +1,10 @@
+"""What a user would take instead of a variational optimiser; all of it goes through `credo.predict`.
+
+SWAG collects weights along the run of any optimiser. `laplace` puts a Gaussian around trained weights.
+"""
+
+from credo.baselines.around import laplace
+from credo.baselines.batch_norm import refresh_batch_norm
+from credo.baselines.swag import SWAG
+
+__all__ = ["SWAG", "laplace", "refresh_batch_norm"]

@@ -1,0 +1,225 @@
+"""Curvature at trained weights, summed over the data, in a form to which any prior precision can be added.
+
+Classification: Λ = diag p − ppᵀ, the mean of ∇log p_c ∇log p_cᵀ over labels c ~ p. So H is the sum of the squares (or
+products) of the gradients of √p_c log p_c, c over the classes, with p held fixed: one backward pass for each.
+Regression: Λ = I/σ², one for each output. With labels of the data instead, one pass with the gradients of the loss.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from credo.baselines.eigen import DiagonalCurvature, KroneckerCurvature
+from credo.baselines.weights import uncertain
+from credo.curvature.capture import capture
+from credo.curvature.kronecker import Found, layer_name, watching_factors
+from credo.curvature.subjects import subjects_of
+from credo.errors import InvalidType, InvalidValue
+from credo.posterior.base import Posterior
+from credo.posterior.stand_in import device_of
+
+
+class Curvature(Protocol):
+    """H at μ, which a prior precision makes a posterior."""
+
+    examples: int
+    log_likelihood: float
+
+    def eigenvalues(self) -> Tensor:
+        """Of H, (P,), float64; P counts the weights that have a spread."""
+
+    def square(self) -> float:
+        """‖μ‖² of these weights."""
+
+    def posterior(self, precision: float, metadata: dict[str, object]) -> Posterior: ...
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    task: Literal["classification", "regression"]
+    noise: float
+    labels: str
+
+    def __post_init__(self) -> None:
+        if self.task not in ("classification", "regression"):
+            raise InvalidValue(f"task must be 'classification' or 'regression', got {self.task!r}")
+
+    def log_likelihood(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Σᵢ log p(yᵢ|xᵢ, w)."""
+        if self.task == "classification":
+            return -F.cross_entropy(output, targets, reduction="sum")
+        output = output.flatten(1)
+        squares = (output - targets.reshape(output.shape)).square() / self.noise
+        constant = torch.log(torch.tensor(2 * torch.pi * self.noise, dtype=torch.float64)).item()
+        return -0.5 * (squares + constant).sum()
+
+    def losses(self, output: Tensor, targets: Tensor) -> Iterator[Tensor]:
+        """Sums over examples, whose squared gradients add up to the diagonal of H."""
+        if self.labels == "data":
+            yield -self.log_likelihood(output, targets)
+        elif self.task == "classification":
+            log_probs = output.log_softmax(1)
+            roots = log_probs.detach().exp().sqrt()
+            yield from (-(roots[:, c] * log_probs[:, c]).sum() for c in range(output.shape[1]))
+        else:
+            outputs = output.flatten(1) / self.noise**0.5
+            yield from (outputs[:, k].sum() for k in range(outputs.shape[1]))
+
+
+def curvature_of(
+    model: nn.Module, loader: Iterable[Any], structure: str, likelihood: Likelihood, layer: str | None
+) -> Curvature:
+    with at_rest(model):
+        if structure == "diagonal":
+            return _diagonal(model, loader, likelihood)
+        if structure == "kronecker":
+            return _kronecker(model, model, "", uncertain(model), pairs_of(model, loader), likelihood)
+        name = last_layer(model) if layer is None else layer
+        part = _module(model, name)
+        members = [f"{name}.{own}" if name else own for own, p in part.named_parameters() if p.requires_grad]
+        if not members:
+            raise InvalidValue(f"layer={name!r} has no trainable parameters; name another")
+        return _kronecker(model, part, name, members, _features(model, part, name, loader), likelihood)
+
+
+def _diagonal(model: nn.Module, loader: Iterable[Any], likelihood: Likelihood) -> DiagonalCurvature:
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    sums = {name: torch.zeros_like(named[name], dtype=torch.float64) for name in uncertain(model)}
+    examples, total = 0, 0.0
+    for x, y in pairs_of(model, loader):
+        with torch.enable_grad(), capture(model, "sum") as stats:
+            output = model(x)
+            for loss in likelihood.losses(output, y):
+                torch.autograd.grad(loss, list(named.values()), retain_graph=True, allow_unused=True)
+        for name, total_squares in sums.items():
+            if named[name] in stats.squares:
+                total_squares += stats.squares[named[name]].double()
+        examples, total = examples + len(y), total + _log_likelihood(likelihood, output, y)
+    _refuse_nothing(examples)
+    return DiagonalCurvature(weights_of(model), sums, examples, total)
+
+
+def _kronecker(
+    model: nn.Module,
+    part: nn.Module,
+    prefix: str,
+    members: list[str],
+    pairs: Iterable[tuple[Tensor, Tensor]],
+    likelihood: Likelihood,
+) -> KroneckerCurvature:
+    """`part` is run on the pairs; its parameters are `members` of the model, with `prefix` before their names."""
+    subjects = subjects_of(part)
+    names = {key: f"{prefix}.{name}" if prefix else name for key, name in subjects.names().items()}
+    found = KroneckerCurvature(weights_of(model), members)
+    for x, y in pairs:
+        passes = 0
+        with torch.enable_grad(), watching_factors(subjects, "sum", fisher=True) as stats:
+            output = part(x)
+            for loss in likelihood.losses(output, y):
+                stats.observe(loss, list(subjects.watched.values()))
+                passes += 1
+        _add(found, stats.found(), names, len(y), passes)
+        found.examples += len(y)
+        found.log_likelihood += _log_likelihood(likelihood, output, y)
+    _refuse_nothing(found.examples)
+    return found.finished()
+
+
+def _add(found: KroneckerCurvature, batch: Found, names: dict[int, str], examples: int, passes: int) -> None:
+    """Each pass has seen the same inputs: their moment counts once, the gradients' moments add up."""
+    for sums in batch.layers.values():
+        weight = names[id(sums.weight)]
+        bias = None if sums.bias is None else names[id(sums.bias)]
+        if weight in found.members:
+            found.add_layer(layer_name(weight) or weight, weight, bias, sums.inputs / passes, sums.outputs)
+    for key, square in batch.squares.items():
+        if names[key] in found.members:
+            found.add_squares(names[key], square)
+
+
+def pairs_of(model: nn.Module, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    device = device_of(model)
+    for pair in loader:
+        if (
+            not isinstance(pair, tuple | list)
+            or len(pair) != 2
+            or not all(isinstance(t, Tensor) for t in pair)
+        ):
+            raise InvalidType(f"loader must yield pairs (x, y) of tensors, got {type(pair).__name__}")
+        x, y = pair
+        if len(x) != len(y):
+            raise InvalidValue(f"a batch of loader has {len(x)} inputs and {len(y)} targets")
+        if len(x):
+            yield (x, y) if device is None else (x.to(device), y.to(device))
+
+
+def _features(
+    model: nn.Module, part: nn.Module, name: str, loader: Iterable[Any]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What the last layer sees, so that nothing before it needs a gradient."""
+    seen: list[Tensor] = []
+    hook = part.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    try:
+        for x, y in pairs_of(model, loader):
+            seen.clear()
+            with torch.no_grad():
+                output = model(x)
+                if len(seen) != 1 or not torch.equal(part(seen[0]), output):
+                    raise InvalidValue(
+                        f"layer={name!r} does not give the model's output, or is used more than once; name the layer"
+                        " that does, or take structure='kronecker'"
+                    )
+            yield seen[0], y
+    finally:
+        hook.remove()
+
+
+def last_layer(model: nn.Module) -> str:
+    """The last module, in the order of the model, with a weight of its own."""
+    found: list[str] = [
+        name
+        for name, module in model.named_modules()
+        if any(p.requires_grad for p in module.parameters(recurse=False))
+    ]
+    if not found:
+        raise InvalidValue(f"the model {type(model).__name__} has no trainable parameters")
+    return found[-1]
+
+
+def _module(model: nn.Module, name: str) -> nn.Module:
+    modules: dict[str, nn.Module] = dict(model.named_modules())
+    if name not in modules:
+        raise InvalidValue(
+            f"layer={name!r} is no module of the model; there are {', '.join(filter(None, modules))}"
+        )
+    return modules[name]
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def _log_likelihood(likelihood: Likelihood, output: Tensor, targets: Tensor) -> float:
+    return likelihood.log_likelihood(output.detach().double(), targets).item()
+
+
+def _refuse_nothing(examples: int) -> None:
+    if not examples:
+        raise InvalidValue("loader yielded no examples; an exhausted iterator must be made again")
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """In eval mode, and afterwards in the modes it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,307 @@
+"""`credo queue`: killed at any moment it ends as if it had not been; what is wrong with one run harms no other."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from credo.cli import main
+from credo.cli.exits import BUSY, FAILED, OK, TERMINATED
+from credo.cli.queue import Scheduler
+from credo.cli.queue_worker import Options
+from credo.experiments.lock import living_holder, locked
+from credo.experiments.log import TIMES
+from credo.experiments.queue_file import load_queue
+from credo.experiments.queue_state import standing
+from credo.experiments.records import read_record
+from credo.experiments.stopping import StopRequest
+from tests.cli.queueing import prepare
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = [(row, seed) for row in ("adam", "vogn") for seed in (0, 1, 2)]
+BITWISE = ("model.safetensors", "posterior.safetensors", "predictions.safetensors")
+
+
+def harness(*words: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "tests.cli.queueing", *map(str, words)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+
+
+def run_folder(base: Path, row: str, seed: int) -> Path:
+    return base / "runs" / "small" / "cpu" / row / f"seed-{seed}"
+
+
+def record(base: Path, row: str, seed: int) -> Path:
+    return base / "results" / "small" / "cpu" / f"{row}-seed-{seed}.jsonl"
+
+
+def without_times(line: dict[str, Any]) -> dict[str, Any]:
+    left = {key: value for key, value in line.items() if key not in TIMES | {"started", "changes"}}
+    if "as_trained" in left:
+        left["as_trained"] = {k: v for k, v in left["as_trained"].items() if not k.startswith("seconds")}
+    return left
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A queue that nobody has disturbed; tests copy it."""
+    folder = tmp_path_factory.mktemp("finished")
+    found = harness("run", folder)
+    assert found.returncode == OK, found.stderr
+    return folder
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def test_killed_at_random_moments_all_runs_end_bitwise_as_undisturbed(tmp_path: Path) -> None:
+    found = harness("kill", tmp_path, 10)
+    assert found.returncode == OK, found.stderr
+    assert "killed 10 times" in found.stdout
+    peace, war = tmp_path / "peace", tmp_path / "war"
+    for row, seed in RUNS:
+        for name in BITWISE:
+            one, other = (
+                safetensors.torch.load_file(run_folder(base, row, seed) / name) for base in (peace, war)
+            )
+            assert (
+                one.keys() == other.keys()
+            )  # tensors, not files: safetensors writes its header in any order
+            assert all(torch.equal(one[key], other[key]) for key in one), f"{row} {seed} {name}"
+        lines = [
+            [without_times(line) for line in read_record(record(base, row, seed))] for base in (peace, war)
+        ]
+        assert str(lines[0]) == str(lines[1])
+
+
+def test_a_finished_queue_has_nothing_left_to_do(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.jsonl")}
+    assert len([path for path in before if "results" in path.parts]) == len(RUNS)
+    assert main(prepare(finished)) == OK
+    assert "6 of 6 runs finished, 0 failed" in capfd.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*.jsonl")} == before
+
+
+def test_a_record_holds_all_that_a_page_needs(finished: Path) -> None:
+    lines = read_record(record(finished, "vogn", 0))
+    kinds = [line["kind"] for line in lines]
+    assert kinds == ["run", *["epoch"] * 5, "final", "ood", "calibration", "entropy"]
+    head, final = lines[0], lines[kinds.index("final")]
+    assert (head["recipe"], head["row"], head["seed"]) == ("small", "vogn", 0)
+    assert head["training"]["validation_size"] == 100
+    assert head["machine"]["threads"] == 1
+    assert final["fitted_on"] == "validation"
+    assert final["after_temperature"]["accuracy"] == final["as_trained"]["accuracy"]
+    assert sum(lines[-1]["counts"]["test"]) == final["examples"] == 100
+    assert sum(lines[-2]["as_trained"]["examples"]) == 100
+
+
+def damage_checkpoints(base: Path, row: str, seed: int) -> None:
+    folder = run_folder(base, row, seed)
+    (folder / "result.json").unlink()
+    for path in folder.rglob("state.json"):
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+
+
+def other_finished_run(base: Path, row: str, seed: int) -> None:
+    """The folder holds a run with another width."""
+    path = run_folder(base, row, seed) / "config.json"
+    config = json.loads(path.read_text())
+    config["training"]["model_options"]["width"] = 9
+    path.write_text(json.dumps(config))
+
+
+def other_interrupted_run(base: Path, row: str, seed: int) -> None:
+    """With another learning rate, which a single run may change on its way; a queue must not."""
+    path = run_folder(base, row, seed) / "config.json"
+    config = json.loads(path.read_text())
+    config["training"]["settings"]["lr"] = 0.5
+    path.write_text(json.dumps(config))
+    (path.parent / "result.json").unlink()
+
+
+def damage_log(base: Path, row: str, seed: int) -> None:
+    """Of a finished run whose record is missing."""
+    record(base, row, seed).unlink()
+    (run_folder(base, row, seed) / "log.jsonl").write_text("{")
+
+
+def file_in_the_way(base: Path, row: str, seed: int) -> None:
+    folder = run_folder(base, row, seed)
+    shutil.rmtree(folder)
+    folder.write_text("not a folder")
+
+
+TROUBLE = {
+    ("adam", 0): (damage_checkpoints, "SHA-256"),
+    ("adam", 1): (other_finished_run, "holds another run: model_options was"),
+    ("adam", 2): (other_interrupted_run, "holds another run: settings was"),
+    ("vogn", 0): (damage_log, "log.jsonl is damaged"),
+    ("vogn", 1): (file_in_the_way, "File exists"),
+}
+
+
+def test_trouble_with_one_run_is_told_and_the_queue_goes_on(copy: Path) -> None:
+    for run, (spoil, _) in TROUBLE.items():
+        spoil(copy, *run)
+    lost = record(copy, "vogn", 2)
+    before = lost.read_bytes()
+    lost.unlink()  # something is left to do: the same bytes again
+    kept = {path: path.read_bytes() for path in copy.rglob("*.safetensors")}
+    found = harness("run", copy)
+    assert found.returncode == FAILED
+    for (row, seed), (_, message) in TROUBLE.items():
+        told = [
+            line for line in found.stderr.splitlines() if f"small cpu {row} seed {seed}: failed: " in line
+        ]
+        assert len(told) == 1
+        assert message in told[0]
+    assert "Traceback" not in found.stderr
+    assert "1 of 6 runs finished, 5 failed" in found.stderr
+    assert lost.read_bytes() == before
+    there = {path.name: path.read_bytes() for path in copy.rglob("*.safetensors")}
+    assert len(list(copy.rglob("*.safetensors"))) == len(
+        kept
+    )  # damaged checkpoints are set aside, not deleted
+    assert there.keys() == {path.name for path in kept}
+
+
+def test_a_full_disk_fails_its_runs_and_no_other(copy: Path) -> None:
+    for row, seed in (("vogn", 0), ("vogn", 1), ("adam", 0)):
+        shutil.rmtree(run_folder(copy, row, seed))
+    found = harness("run", copy, "vogn")
+    assert found.returncode == FAILED
+    assert found.stderr.count("No space left on device") >= 2
+    assert (run_folder(copy, "adam", 0) / "result.json").exists()
+    assert standing(run_folder(copy, "vogn", 0)).state == "failed"
+    assert "No space left" in standing(run_folder(copy, "vogn", 0)).message
+    again = harness("run", copy)  # with room again, the same command goes on
+    assert again.returncode == OK, again.stderr
+    assert standing(run_folder(copy, "vogn", 0)).state == "finished"
+
+
+def test_status_is_a_table_and_changes_nothing(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run_folder(copy, "vogn", 1))
+    (run_folder(copy, "vogn", 0) / "result.json").unlink()
+    before = sorted(copy.rglob("*"))
+    assert main([*prepare(copy), "--status"]) == OK
+    shown = capfd.readouterr().out
+    rows = [line.split() for line in shown.splitlines() if line.startswith("0 ")]
+    assert [(row[3], row[4], row[5]) for row in rows] == [
+        ("adam", "0", "finished"),
+        ("adam", "1", "finished"),
+        ("adam", "2", "finished"),
+        ("vogn", "0", "interrupted"),
+        ("vogn", "1", "waiting"),
+        ("vogn", "2", "finished"),
+    ]
+    assert "4 of 6 finished, 0 failed" in shown
+    assert "to go" in shown
+    assert sorted(copy.rglob("*")) == before
+
+
+def test_a_second_queue_for_the_same_list_is_refused(
+    finished: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with locked(finished / "runs" / ".queue-queue.lock"):
+        assert main(prepare(finished)) == BUSY
+    assert "this queue is at work already" in capfd.readouterr().err
+
+
+def scheduler(tmp_path: Path) -> Scheduler:
+    prepare(tmp_path)
+    options = Options(tmp_path / "runs", tmp_path / "results", None, 1, 0, "cpu")
+    file = tmp_path / "queue.toml"
+    return Scheduler(file, load_queue(file), options, 1, StopRequest(), StopRequest())
+
+
+def test_the_list_is_read_again_when_it_changes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found, file = scheduler(tmp_path), tmp_path / "queue.toml"
+    assert len(found._waiting()) == 6
+    file.write_text(file.read_text().replace("[0, 1, 2]", "[5]"))
+    os.utime(file, ns=(0, 1))
+    found._read_again()
+    assert [(job.row, job.seed) for job in found._waiting()] == [("adam", 5), ("vogn", 5)]
+    file.write_text("[[runs]]\nrecipe = 'smal'")
+    os.utime(file, ns=(0, 2))
+    found._read_again()
+    assert len(found._waiting()) == 2
+    assert "unknown recipe 'smal'" in capfd.readouterr().err.replace("\n", " ")
+
+
+def test_a_worker_that_dies_again_and_again_without_progress_is_a_failure(tmp_path: Path) -> None:
+    found = scheduler(tmp_path)
+    job = found._waiting()[0]
+    folder = job.folder(tmp_path / "runs")
+    folder.mkdir(parents=True)
+    for step in (3, 5, 5):  # with progress in between it is tried again
+        (folder / "progress.json").write_text(json.dumps({"step": step, "steps": 9}))
+        found._account_for_death(job, signal.SIGKILL)
+        assert job in found._waiting()
+    found._account_for_death(job, signal.SIGKILL)
+    assert job not in found._waiting()
+    assert standing(folder).state == "failed"
+    assert "signal 9 (SIGKILL), 3 times" in standing(folder).message
+
+
+def test_pausing_going_on_and_stopping(tmp_path: Path) -> None:
+    """The real command: SIGTSTP holds the run between two steps, SIGCONT lets it go, SIGTERM saves it and ends all."""
+    words = prepare(tmp_path)
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(recipe.read_text().replace("epochs = 5", "epochs = 100000"))
+    folder = run_folder(tmp_path, "adam", 0)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "credo", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        wait_until(lambda: standing(folder).step > 0)
+        worker = living_holder(folder / "lock")
+        process.send_signal(signal.SIGTSTP)
+        wait_until(lambda: state_of(process.pid) == "T")
+        held = settled(folder)
+        time.sleep(2.5)  # longer than between two news of a run that goes on
+        assert settled(folder) == held
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: standing(folder).step > held)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == TERMINATED
+        assert "the same command goes on" in str(process.stderr and process.stderr.read())
+    assert worker is not None
+    assert state_of(worker) == ""
+    assert standing(folder).state == "interrupted"
+
+
+def wait_until(condition: Any, seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def settled(folder: Path) -> int:
+    """The step a paused run stands at: its news come every two seconds, so wait for two that agree."""
+    step = -1
+    while step != standing(folder).step:
+        step = standing(folder).step
+        time.sleep(2.5)
+    return step
+
+
+def state_of(pid: int) -> str:
+    """T: stopped; nothing: gone, or not yet collected."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+    return "" if state == "Z" else state
