@@ -30,11 +30,15 @@ class VOGN(GaussNewton):
     params: a module (its normalisation layers become deterministic), named_parameters(), parameters(), or
         parameter groups, each with its own lr, momentum, ema_rate, prior_precision, damping, tempering,
         deterministic.
+    data_size: N, the number of training examples.
+    lr, damping, tempering, prior_precision: None, chosen for each tensor from its weights, its squares and the first
+        gradient (docs/defaults.md). A number that is given is absolute: lr is not on Adam's scale.
+    averaging: η, the mean is over about the last 1/(η + 1) of all steps; 0: the last iterate. None: 8, or 0 with an lr.
+    momentum: β₁, as in SGD: the sum of past gradients, not their mean.
     ema_rate: weighs the *new* squares, unlike Adam's β₂, which weighs the old ones.
+    prior_precision: δ of the prior N(0, 1/δ); weight decay is δ/N.
     prior: a posterior to start from, N(μ₀, 1/P₀) with a precision a weight; `prior_precision` is then unused.
-    damping: keeps steps and noise bounded where the squares are small; it is part of σ² (see `posterior`). None takes
-        max(0.03, 300/N), so that the noise is never larger than 0.06 (`credo.optim.defaults`).
-    lr: None takes a twentieth of the damping.
+    damping: keeps steps and noise bounded where the squares are small; it is part of σ² (see `posterior`).
     tempering: the weight of the KL term, in (0, 1]; schedule it with `credo.TemperingSchedule`.
     augmentation: how many times larger the data are for being augmented; N is multiplied by it.
     mc_samples: K weight samples a step, each on the whole minibatch. With vectorized=True they are computed
@@ -43,9 +47,11 @@ class VOGN(GaussNewton):
     initial_curvature: s₀. None takes the squares of the first minibatch; the first step is then at the mean.
     initial_precision: instead of s₀, where 1/σ² starts; where the prior is sharper, it starts there. Its excess over
         the prior fades as (1 − β₂)ᵗ, and what is left of it at the end counts as if the data had said it.
+    seed: of the samples; the global generator is not used.
     shared_noise: among several processes, the same samples on all ranks instead of each rank's own.
     sharded: among several processes, each rank keeps and updates its part of curvature and momentum only; samples and
         `posterior`, `state_dict` and the like are then taken by all ranks together (docs/distributed.md).
+    mc_groups: among several processes, as given to `credo.distributed.data_share`: ranks of a group read the same data.
     reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
     """
 
