@@ -21,3 +21,6 @@ class Arrangement(Protocol):
 
     def refuse_derived(self, function: Any, parents: list[Source]) -> None:
         """Raises where parameters must not be computed with before they meet the examples."""
+
+    def refuse_left_out(self, counted: int, examples: int) -> None:
+        """Raises where a loss that leaves examples out cannot be served."""

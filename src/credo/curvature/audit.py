@@ -5,18 +5,22 @@ forward outside the block, a compiled or scripted model, a custom autograd funct
 gradient without its square, and is refused here, before anything has changed.
 """
 
-from collections.abc import Container, Iterable
+import math
+from collections.abc import Container, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from credo.curvature.ledger import BackwardPass, Ledger
+from credo.curvature.engine import EngineCall
+from credo.curvature.ledger import BackwardPass, Ledger, Share
 from credo.curvature.mixing import LOOKED_AT, look_at, look_at_operation
 from credo.curvature.operation import Operation
 from credo.curvature.provenance import Derived
+from credo.curvature.reductions import check_sum, read_mean
 from credo.curvature.rules import Generic
+from credo.curvature.tracing import Trace
 from credo.curvature.watched import Watched
 from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
 
@@ -27,10 +31,10 @@ _LEAF: Any = type(torch.ones(1, requires_grad=True).expand(1).grad_fn.next_funct
 
 
 def audit(
-    roots: Iterable[Tensor], ledger: Ledger, wanted: Container[int], declared: int | None
+    call: EngineCall, ledger: Ledger, wanted: Container[int], declared: int | None, samples: int
 ) -> BackwardPass:
     """The pass about to begin; refuses parameters that it would reach by unwatched ways."""
-    operations = _watched_operations(roots, ledger)
+    operations, nodes = _watched_operations(call.roots, ledger)
     once: set[int] = set()
     more: set[int] = set()
     for operation in operations:
@@ -47,11 +51,33 @@ def audit(
         operation.watched_keys = tuple(keys) if direct else ()
     once -= more
     single = once if wanted is ledger.parameters else {key for key in once if key in wanted}
-    return BackwardPass(_count_examples(operations, ledger, declared), wanted, single)
+    examples = _count_examples(operations, ledger, declared)
+    reaches = wanted is ledger.parameters or any(key in wanted for key in ledger.parameters)
+    counted = examples
+    if reaches and examples > samples:  # one example cannot meet another
+        counted = _count_in_the_loss(call, nodes, ledger, examples, samples)
+    elif reaches and examples:
+        ledger.add_share(Share(math.nan, math.nan))
+    return BackwardPass(examples, counted, wanted, single)
 
 
-def _watched_operations(roots: Iterable[Tensor], ledger: Ledger) -> list[Operation]:
-    """All watched operations under the roots; refuses other edges into watched parameters."""
+def _count_in_the_loss(
+    call: EngineCall, nodes: Sequence[Any], ledger: Ledger, examples: int, samples: int
+) -> int:
+    """Over how many examples the loss is a mean; refuses losses in which examples meet."""
+    trace = Trace(nodes, examples // samples, samples)
+    if ledger.current is not None or ledger.reduction is None:
+        return examples
+    if ledger.reduction == "sum":
+        check_sum(trace, call.roots, call.seeds)
+        return examples
+    reading = read_mean(trace, call.roots, call.seeds)
+    ledger.add_share(reading.share)
+    return reading.examples
+
+
+def _watched_operations(roots: Iterable[Tensor], ledger: Ledger) -> tuple[list[Operation], list[Any]]:
+    """All watched operations and all nodes under the roots; refuses other edges into watched parameters."""
     operations: list[Operation] = []
     nodes: list[Any] = list(map(_grad_fn, roots))
     seen = {None, *nodes}
@@ -77,7 +103,7 @@ def _watched_operations(roots: Iterable[Tensor], ledger: Ledger) -> list[Operati
             if kind is not _LEAF and child not in seen:
                 seen.add(child)
                 nodes.append(child)
-    return operations
+    return operations, nodes
 
 
 def _check_edge(node: Any, child: Any, ledger: Ledger) -> None:

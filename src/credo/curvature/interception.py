@@ -43,9 +43,17 @@ _INTEGERS = {torch.int32, torch.int64}
 class Interception(TorchFunctionMode):
     """One block's eyes; `ledger` is what they saw."""
 
-    def __init__(self, subjects: Subjects, declared: int | None, stacks: Arrangement | None = None):
+    def __init__(
+        self,
+        subjects: Subjects,
+        declared: int | None,
+        stacks: Arrangement | None = None,
+        reduction: str | None = None,
+        samples: int = 1,
+    ):
+        self._samples = samples  # computed at once
         self._stacks = stacks
-        self.ledger = Ledger(subjects.watched, subjects.names)
+        self.ledger = Ledger(subjects.watched, subjects.names, reduction)
         self._provenance = Provenance(subjects.sources, subjects.constants)
         self._declared = declared
         self._calls = 0
@@ -231,7 +239,10 @@ class Interception(TorchFunctionMode):
                 "Compute it outside the block."
             )
         wanted = self.ledger.parameters if call.wanted is None else {id(tensor) for tensor in call.wanted}
-        new, outer = audit(call.roots, self.ledger, wanted, self._declared), self.ledger.current
+        new = audit(call, self.ledger, wanted, self._declared, self._samples)
+        outer = self.ledger.current
+        if self._stacks is not None and new.counted != new.examples:
+            self._stacks.refuse_left_out(new.counted, new.examples)
         if outer is not None:  # a re-entrant checkpoint's own backward: its uses belong to the outer pass
             new.join(outer)
         else:

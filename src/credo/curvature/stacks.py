@@ -116,6 +116,9 @@ class Stacks:
         data = frozenset(k for k, source in enumerate(sources) if source is None)
         return Sliced(operation, stacks, data, self._samples) if stacks else operation
 
+    def refuse_left_out(self, counted: int, examples: int) -> None:
+        """Any examples may be left out."""
+
     def refuse_derived(self, function: Any, parents: list[Source]) -> None:
         if any(id(root) in self._weights for parent in parents for root in parent.roots):
             name = getattr(function, "__name__", str(function))

@@ -61,7 +61,7 @@ class SquaresOptimizer(BayesianOptimizer):
         stacks = self._stacks(self._stream(), samples)
         for p in parameters:
             p.grad = None
-        with watching(self._subjects(parameters), "mean", stacks=stacks) as stats:
+        with watching(self._subjects(parameters), "mean", stacks=stacks, samples=samples) as stats:
             losses = stacks.vectorised(closure)
             loss = finish_closure(losses.flatten() if isinstance(losses, Tensor) else losses, stats, "mean")
         self.counters["draws"] += samples

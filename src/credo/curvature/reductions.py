@@ -1,0 +1,278 @@
+"""Reads from the graph over which examples a loss is a mean, so that the mean can be undone.
+
+From the root down, as long as all examples are in it, the graph must be linear: the loss is Σᵢ cᵢ·lᵢ then. A mean node
+counts the rows that it is given, nll_loss those that it does not ignore, and a sum that is divided by a number must be
+divided by the number of rows that it was over. What cannot be read is refused.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from credo.curvature.flow_table import operation_name
+from credo.curvature.layouts import Batch, Rows, Single, signed
+from credo.curvature.ledger import Share
+from credo.curvature.tracing import Trace
+from credo.curvature.weights import per_row_weights
+from credo.errors import UnsupportedOperation
+
+_LINEAR = frozenset(
+    """Add Sub Rsub Neg Mul Div View UnsafeView ReshapeAlias Select Slice Stack Cat Unsqueeze Squeeze Expand ToCopy Clone
+    Alias Permute Transpose T Sum Mean Index IndexSelect Dot Vdot Mv Mm Unbind Split Where MaskedFill Repeat
+    Nansum""".split()
+)
+_BILINEAR = frozenset(("Mul", "Dot", "Vdot", "Mv", "Mm"))
+_LOSSES = frozenset(
+    """MseLoss SmoothL1Loss HuberLoss BinaryCrossEntropy BinaryCrossEntropyWithLogits SoftMarginLoss MultiMarginLoss
+    MultilabelMarginLoss""".split()
+)
+_MEAN, _SUM = 1, 2  # torch's numbers for a loss's reduction
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a backward pass is a mean over: how many examples, and how much of a mean it is."""
+
+    examples: int
+    share: Share
+
+
+class Place(NamedTuple):
+    """Where examples meet: an argument of a node (−1: the node's own result), and the gradient that arrives there."""
+
+    node: Any
+    argument: int
+    grad: Tensor
+    layout: Rows | Single
+
+
+class _Term:
+    """One sum or mean over rows that the loss consists of."""
+
+    def __init__(self, counted: frozenset[int] | None, share: Share):
+        self.counted, self.share = counted, share  # None: all examples
+
+
+_NOTHING = Share(0.0, 0.0)
+
+
+def read_mean(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> Reading:
+    """For a loss that is a mean; refuses one that is a sum, or a weighted mean, or none of them."""
+    terms = _Reader(trace, True).read_all(_terms(trace, roots, seeds))
+    if not terms:
+        return Reading(trace.examples * trace.samples, _NOTHING)
+    sets = [term.counted for term in terms]
+    counted = trace.examples
+    if all(known is not None for known in sets):
+        counted = len(frozenset().union(*(known for known in sets if known is not None)))
+    return Reading((counted or trace.examples) * trace.samples, max((term.share for term in terms), key=lambda share: share.of_examples))
+
+
+def check_sum(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> None:
+    """For a loss that is declared to be a sum; refuses a mean."""
+    _Reader(trace, False).read_all(_terms(trace, roots, seeds))
+
+
+def _terms(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> list[Place]:
+    """All places, from the root down, at which examples that were apart are put together."""
+    found: list[Place] = []
+    arrived: dict[Any, dict[int, Tensor]] = {}
+    for root, seed in zip(roots, seeds, strict=True):
+        node, grad = root.grad_fn, torch.ones_like(root) if seed is None else seed
+        if node is None:
+            continue
+        layout = trace.layout(node, root.output_nr)
+        if isinstance(layout, (Rows, Single)):
+            found.append(Place(node, -1, grad, layout))
+        elif isinstance(layout, Batch):
+            _arrive(arrived, node, root.output_nr, grad)
+    while arrived:
+        node = max(arrived, key=lambda n: n._sequence_nr())
+        grads = arrived.pop(node)
+        _descend(trace, node, grads, arrived, found)
+    return found
+
+
+def _descend(trace: Trace, node: Any, grads: dict[int, Tensor], arrived: Any, found: list[Any]) -> None:
+    """Through one node of the part in which all examples are together."""
+    name, layouts = operation_name(type(node)), trace.arguments(node)
+    apart = [k for k, layout in enumerate(layouts) if isinstance(layout, (Rows, Single))]
+    grad = grads[0] if list(grads) == [0] else None
+    if apart and (name in _LOSSES or name.startswith(("NllLoss", "Sum", "Mean"))) and grad is not None:
+        found.append(Place(node, apart[0], grad, layouts[apart[0]]))  # type: ignore[arg-type]
+        return
+    sources = sum(child is not None for child, _ in node.next_functions)
+    bilinear = (name in _BILINEAR or (name == "Div" and node.next_functions[1][0] is not None)) and sources > 1
+    if name in ("Dot", "Vdot") and apart and grad is not None:
+        found.append(Place(node, apart[0], grad, layouts[apart[0]]))  # type: ignore[arg-type]
+        return
+    if name not in _LINEAR or bilinear or (name == "Div" and node.next_functions[1][0] is not None):
+        raise UnsupportedOperation(_not_linear(node.name()))
+    back = node(*[grads.get(k) for k in range(len(node._input_metadata))])
+    for k, sent in enumerate(back if isinstance(back, tuple) else (back,)):
+        if k >= len(layouts) or sent is None:
+            continue
+        child, own = node.next_functions[k]
+        if isinstance(layouts[k], Batch):
+            _arrive(arrived, child, own, sent)
+        elif layouts[k] is not None:
+            found.append(Place(child, -1, sent, layouts[k]))  # type: ignore[arg-type]
+
+
+def _arrive(arrived: dict[Any, dict[int, Tensor]], node: Any, own: int, grad: Tensor) -> None:
+    slots = arrived.setdefault(node, {})
+    slots[own] = slots[own] + grad if own in slots else grad.detach()
+
+
+class _Reader:
+    """Judges one term."""
+
+    def __init__(self, trace: Trace, mean: bool):
+        self._trace, self._mean, self._examples = trace, mean, trace.examples
+
+    def read_all(self, places: Sequence[Place]) -> list[_Term]:
+        """Numbers of single examples that were added up one after the other are one sum."""
+        ones = [place for place in places if isinstance(place.layout, Single) and place.argument < 0]
+        terms = [self._read(*place) for place in places if place not in ones]
+        for size in {float(place.grad.abs().sum()) for place in ones}:
+            alike = [place for place in ones if float(place.grad.abs().sum()) == size]
+            examples = frozenset(place.layout.example for place in alike if isinstance(place.layout, Single))
+            if size > 0 and math.isfinite(size):
+                terms.append(self._decide(alike[0].node, size, examples, len(alike), True, None))
+        return terms
+
+    def _read(self, node: Any, argument: int, grad: Tensor, layout: Rows | Single) -> _Term:
+        present = frozenset((layout.example,) if isinstance(layout, Single) else layout.examples())
+        size = float(grad.abs().sum()) if argument >= 0 else float(grad.abs().max()) if grad.numel() else 0.0
+        if size == 0 or not math.isfinite(size):
+            return _Term(present if len(present) < self._examples else None, _NOTHING)
+        name, counted = operation_name(type(node)), present if len(present) < self._examples else None
+        if argument >= 0 and name.startswith("NllLoss"):
+            return self._read_nll(node, layout, size, counted)
+        is_mean = argument >= 0 and (name == "Mean" or (name in _LOSSES and node._saved_reduction == _MEAN))
+        if is_mean:
+            self._refuse_mean(node, present, size)
+            return _Term(counted, Share(size, size))
+        return self._read_sum(node, argument, layout, size, present)
+
+    def _refuse_mean(self, node: Any, present: frozenset[int], size: float = 1.0) -> None:
+        """Unless it was multiplied by their number again."""
+        if not self._mean and len(present) > 1 and size < len(present) * (1 - 1e-6):
+            raise UnsupportedOperation(
+                f"reduction='sum' is declared, but {node.name()} takes the mean over {len(present)} examples, so the "
+                "squares would be too small. Declare reduction='mean', or sum the losses."
+            )
+
+    def _read_nll(self, node: Any, layout: Rows | Single, size: float, counted: frozenset[int] | None) -> _Term:
+        target, weight = node._saved_target, node._saved_weight
+        valid = target != signed(node._saved_ignore_index)
+        axis = 0 if isinstance(layout, Single) or not layout.axis else layout.axis - 1  # the classes are gone
+        kept = self._examples_of(layout, axis, valid)
+        if node._saved_reduction == _MEAN:
+            self._refuse_mean(node, kept, size)
+            if self._mean and weight is not None:
+                known = weight[target[valid]]
+                if known.numel() and not bool((known == known[0]).all()):
+                    raise UnsupportedOperation(_weighted(node.name(), float(known.sum()), len(kept)))
+            return _Term(kept if len(kept) < self._examples else None, Share(size, size))
+        weights = valid.to(torch.float64)
+        if weight is not None:
+            weights = weights * weight.to(torch.float64)[target.clamp(min=0)]
+        return self._judge(node, layout, axis, size, weights)
+
+    def _read_sum(
+        self, node: Any, argument: int, layout: Rows | Single, size: float, present: frozenset[int]
+    ) -> _Term:
+        child, own = (node, 0) if argument < 0 else node.next_functions[argument]
+        weights = per_row_weights(self._trace, child, own, layout) if isinstance(layout, Rows) else None
+        if weights is None:
+            shape = () if isinstance(layout, Single) else tuple(child._input_metadata[own].shape)
+            return self._decide(node, size, present, math.prod(shape), True, None)
+        return self._judge(node, layout, 0 if isinstance(layout, Single) else layout.axis, size, weights)
+
+    def _judge(self, node: Any, layout: Rows | Single, axis: int, size: float, weights: Tensor) -> _Term:
+        """A sum with weights, one for each element or row."""
+        kept, some = self._examples_of(layout, axis, weights != 0), weights[weights != 0]
+        equal = not some.numel() or bool((some == some[0]).all())
+        one = abs(float(some[0])) if equal and some.numel() else 1.0
+        return self._decide(node, size * one, kept, some.numel(), equal, weights.numel())
+
+    def _decide(
+        self, node: Any, size: float, kept: frozenset[int], elements: int, equal: bool, among: int | None
+    ) -> _Term:
+        """What a sum over `kept`, times `size`, is a mean over."""
+        samples = self._trace.samples  # the loss is a mean over them, too
+        elements, among = elements // samples, None if among is None else among // samples
+        everything, count, divisor = self._examples, len(kept), 1 / (size * samples)
+        if count == 0:
+            return _Term(None, _NOTHING)
+        if not self._mean:
+            if count > 1 and _fits(divisor, count):
+                self._refuse_mean(node, kept)
+            return _Term(None, _NOTHING)
+        of_all = _fits(divisor, everything) or (among is not None and _fits(divisor, among))
+        of_kept = equal and (_fits(divisor, count) or _fits(divisor, elements))
+        if count == everything:
+            # Each loss is its share of a mean, so that a sum may be divided by more than is here, but not by less.
+            if of_all or of_kept or (equal and divisor > everything):
+                share = Share(everything / divisor, elements / divisor, not (of_all or of_kept))
+                return _Term(None, share)
+        elif of_all != of_kept:
+            return _Term(kept if of_kept else None, Share(1.0, 1.0))
+        if not equal:
+            raise UnsupportedOperation(_weighted(node.name(), divisor, count))
+        raise UnsupportedOperation(_unreadable(node.name(), divisor, count, everything))
+
+    def _examples_of(self, layout: Rows | Single, axis: int, kept: Tensor) -> frozenset[int]:
+        """The examples of which an element is kept; they are counted by dimension `axis` of `kept`."""
+        if isinstance(layout, Single):
+            return frozenset((layout.example,)) if bool(kept.any()) else frozenset()
+        rows = kept.movedim(axis, 0).flatten(1).any(1) if kept.dim() > 1 else kept
+        positions = layout.positions()
+        return frozenset(positions[i] for i in rows.nonzero().flatten().tolist())
+
+
+def _fits(divisor: float, number: int) -> bool:
+    """Whether it is that number; a GradScaler multiplies by a power of two, not a small one."""
+    if number == 0:
+        return False
+    ratio = number / divisor
+    return abs(ratio - 1) < 1e-4 or (ratio > 200 and abs(math.log2(ratio) - round(math.log2(ratio))) < 1e-6)
+
+
+REMEDY = (
+    "Take the mean of the losses of single examples (reduction='none', then .mean()), let the closure return them, or "
+    "declare reduction='sum' and sum them."
+)
+
+
+def _not_linear(name: str) -> str:
+    return (
+        f"{name} comes after the examples were reduced to one number, so the loss is neither a mean nor a sum over "
+        f"examples, and no example has a loss of its own. {REMEDY} IVON and BayesByBackprop need no gradients of single "
+        "examples."
+    )
+
+
+def _weighted(name: str, divisor: float, count: int) -> str:
+    return (
+        f"the loss is a weighted mean: {name} divides by the sum of the weights of {count} examples, {divisor:.6g}. Whether "
+        "an example's own loss has its weight in it cannot be told. Weigh the losses of single examples and take their "
+        "mean: (weight[y] * F.cross_entropy(z, y, reduction='none')).mean(); or declare reduction='sum' and sum them."
+    )
+
+
+def _unreadable(name: str, divisor: float, count: int, everything: int) -> str:
+    if abs(divisor - 1) < 1e-6:
+        return (
+            f"reduction='mean' is declared, but {name} sums the losses of {count} examples, so the squares would be "
+            f"{count}² times too large. Declare reduction='sum', or take the mean."
+        )
+    return (
+        f"{name} sums the losses of {count} examples in a batch of {everything}, and the sum is divided by {divisor:.6g}, "
+        f"so over how many examples the loss is a mean cannot be told. Divide by their number. {REMEDY}"
+    )
