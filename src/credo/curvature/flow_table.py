@@ -1,12 +1,11 @@
 """Which flow is whose: from the names of autograd's nodes to the functions of `flows`, `selections` and `products`."""
 
-from functools import cache
 from typing import Any
 
 from credo.curvature import flows, products, selections
 from credo.curvature.flows import Flow
 
-_ELEMENTWISE = """
+_ELEMENTWISE_NAMES = """
 Abs Acos Acosh Alias Angle Asin Asinh Atan Atan2 Atanh Bernoulli Ceil Celu Clamp ClampMax ClampMin Clone Complex Conj
 ConjPhysical Copysign Cos Cosh Deg2Rad Digamma Elu Erf Erfc Erfinv Exp Exp2 Expm1 Fill Floor Fmax Fmin Fmod Frac
 FusedDropout Gelu Hardshrink Hardsigmoid Hardswish Hardtanh Hypot I0 Ldexp LeakyRelu Lerp Lgamma LiftFresh Log Log10
@@ -15,6 +14,7 @@ NegView Polar Polygamma Pow PreluKernel Rad2Deg Reciprocal Relu Remainder Round 
 Silu Sin Sinc Sinh Softplus Softshrink SpecialEntr SpecialErfcx SpecialI0E SpecialI1 SpecialI1E SpecialLogNdtr
 SpecialNdtri SpecialXlog1Py Sqrt Tan Tanh Threshold ToCopy Tril Triu Trunc Where Xlogy Zero Addcmul Addcdiv Expand
 """
+ELEMENTWISE = (*_ELEMENTWISE_NAMES.split(), "Add", "Sub", "Rsub")
 _ALONG = """
 Softmax LogSoftmax SafeSoftmax Cumsum Cumprod Cummax Cummin Logcumsumexp Flip Roll Glu FftC2C FftR2C FftC2R
 """
@@ -40,13 +40,19 @@ _SPATIAL = {
     PixelShuffle PixelUnshuffle ChannelShuffle""",
 }
 
+SHAPES_ALONE = (  # whose flow depends on the shapes and nothing else
+    *"View UnsafeView ReshapeAlias Mm Mv Bmm Addmm Addmv Baddbmm NativeBatchNorm NativeGroupNorm".split(),
+    *_ATTENTION.split(),
+    *(name for names in _SPATIAL.values() for name in names.split()),
+)
+
 
 def _named(names: str, flow: Flow) -> dict[str, Flow]:
     return dict.fromkeys(names.split(), flow)
 
 
 _FLOWS: dict[str, Flow] = {
-    **_named(_ELEMENTWISE, flows.same),
+    **dict.fromkeys(ELEMENTWISE, flows.same),
     **_named("Add Sub Rsub", flows.added),
     **_named("View UnsafeView ReshapeAlias MkldnnReshape", flows.reshaped),
     **_named("Permute", flows.permuted),
@@ -85,14 +91,19 @@ _FLOWS: dict[str, Flow] = {
 }
 
 
-@cache
 def flow_of(kind: Any) -> Flow | None:
     """Of a type of nodes; None if it has to be examined."""
     return _FLOWS.get(operation_name(kind))
 
 
-@cache
 def operation_name(kind: Any) -> str:
     """AddmmBackward0 → Addmm."""
-    name: str = kind.__name__
-    return name.partition("Backward")[0] if name.rstrip("0123456789").endswith("Backward") else name
+    known = _names.get(kind)
+    if known is None:
+        name: str = kind.__name__
+        known = name.partition("Backward")[0] if name.rstrip("0123456789").endswith("Backward") else name
+        _names[kind] = known
+    return known
+
+
+_names: dict[Any, str] = {}

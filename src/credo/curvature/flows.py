@@ -4,7 +4,6 @@ One function for a family of operations, chosen by the name that autograd gives 
 is examined by numbers (`curvature.probing`). Whatever lets two examples meet raises `Mixed`.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -72,7 +71,7 @@ def reshaped(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     if not isinstance(layout, Rows):
         return layout
     rows = viewed(layout, graph.shape(node, 0), graph.result(node))
-    if rows is None and math.prod(graph.result(node)):
+    if rows is None and 0 not in graph.result(node):
         raise Mixed(SPREAD)
     return rows
 
@@ -110,7 +109,10 @@ def picked_along(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     if own in axis or len(found) > 1:
         raise Mixed("picks from the dimension that counts examples")
     layout = found.pop() if found else None
-    if isinstance(layout, Rows) and graph.result(node)[layout.axis] != layout.outer * layout.rows * layout.inner:
+    if (
+        isinstance(layout, Rows)
+        and graph.result(node)[layout.axis] != layout.outer * layout.rows * layout.inner
+    ):
         raise Mixed(DIFFERENT)
     return layout
 
@@ -159,7 +161,9 @@ def squeezed(graph: Graph, node: Any, layouts: Layouts) -> Layout:
 def normalised(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     """Layer and RMS norms, over the last dimensions."""
     layout = layouts[0]
-    if isinstance(layout, Rows) and layout.axis >= len(graph.result(node)) - len(node._saved_normalized_shape):
+    if isinstance(layout, Rows) and layout.axis >= len(graph.result(node)) - len(
+        node._saved_normalized_shape
+    ):
         raise Mixed("normalises over the dimension that counts examples")
     return same(graph, node, layouts[:1])
 

@@ -45,6 +45,9 @@ class Share:
         return abs(self.of_examples - 1) < 1e-6
 
 
+WHOLE = Share(1.0, 1.0)
+
+
 class Ledger:
     """Σᵢ rᵢ² for each watched parameter, as the backward passes of one block deliver it."""
 

@@ -11,30 +11,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.curvature.flows import Graph, Layouts, Mixed
+from credo.curvature.flows import DIFFERENT, Graph, Layouts, Mixed
 from credo.curvature.layouts import Batch, Layout, Rows, Single
+from credo.curvature.rules import Generic
+
+
+Places = list[tuple[int, Rows | Single]]
 
 
 def probed(graph: Graph, node: Any, layouts: Layouts) -> list[Layout] | Layout:
     """The layouts of the results, as the node's own gradients tell; raises `Mixed` where none fits."""
-    rows = [(k, layout) for k, layout in enumerate(layouts) if isinstance(layout, Rows)]
-    if not rows:
-        singles = {layout for layout in layouts if isinstance(layout, Single)}
-        if len(singles) > 1:
-            raise Mixed("combines rows of different examples")
-        return singles.pop() if singles else next((k for k in layouts if isinstance(k, Batch)), None)
-    if any(isinstance(layout, Single) for layout in layouts) or len({k.label for _, k in rows}) > 1:
-        raise Mixed("combines rows of different examples")
-    return [_layout_of(graph, node, own, rows) for own in range(len(node._input_metadata))]
+    places: Places = [(k, layout) for k, layout in enumerate(layouts) if isinstance(layout, (Rows, Single))]
+    if not places:
+        return next((k for k in layouts if isinstance(k, Batch)), None)
+    labels = {layout.label for _, layout in places if isinstance(layout, Rows)}
+    singles = {layout for _, layout in places if isinstance(layout, Single)}
+    if len(labels) > 1 or (singles and labels - {None}):
+        raise Mixed(DIFFERENT)
+    return [_layout_of(graph, node, own, places) for own in range(len(node._input_metadata))]
 
 
-def _layout_of(graph: Graph, node: Any, own: int, rows: list[tuple[int, Rows]]) -> Layout:
-    shape = torch.Size(graph.result(node, own))
+def _layout_of(graph: Graph, node: Any, own: int, places: Places) -> Layout:
     if not _has_gradient(node, own):
         return None
-    for candidate in _candidates(shape, rows[0][1]):
-        if all(_kept_apart(graph, node, own, shape, candidate, rows, mask) for mask in _masks(candidate.rows)):
+    known = next((k for _, k in places if isinstance(k, Rows)), Rows(0, 1, graph.examples, 1))
+    for candidate in _candidates(graph.result(node, own), known):
+        if all(_kept_apart(graph, node, own, candidate, places, mask) for mask in _masks(candidate.rows)):
             return candidate
+    alone = {layout for _, layout in places}
+    if len(alone) == 1 and isinstance(places[0][1], Single):
+        return places[0][1]
     raise Mixed("lets rows of different examples meet")
 
 
@@ -64,19 +70,47 @@ def _masks(rows: int) -> Iterator[Tensor]:
         yield ~has
 
 
-def _kept_apart(
-    graph: Graph, node: Any, own: int, shape: torch.Size, layout: Rows, rows: list[tuple[int, Rows]], mask: Tensor
-) -> bool:
-    meta = node._input_metadata
+def _kept_apart(graph: Graph, node: Any, own: int, layout: Rows, places: Places, mask: Tensor) -> bool:
+    meta, shape = node._input_metadata, torch.Size(graph.result(node, own))
     grads = [_zeros(graph.result(node, k), m) if _has_gradient(node, k) else None for k, m in enumerate(meta)]
-    wave = torch.arange(1, shape.numel() + 1, dtype=torch.float64).mul_(0.7548776662).cos_().add_(1.5)
-    grads[own] = _masked(wave.view(shape), layout, mask).to(meta[own].dtype).to(meta[own].device)
+    grads[own] = _masked(_wave(shape), layout, mask).to(meta[own].dtype).to(meta[own].device)
     back = _gradients(node, grads)
-    for k, argument in rows:
-        sent = back[k] if k < len(back) else None
-        if sent is not None and bool(_masked(sent, argument, ~mask).any()):
+    return not any(_comes_elsewhere(back[k], argument, mask) for k, argument in places if k < len(back))
+
+
+def _comes_elsewhere(sent: Tensor | None, argument: Rows | Single, mask: Tensor) -> bool:
+    """Whether something comes back to rows that nothing was sent from."""
+    if sent is None:
+        return False
+    if isinstance(argument, Single):
+        return not bool(mask[argument.example]) and bool(sent.any())
+    return bool(_masked(sent, argument, ~mask).any())
+
+
+def keeps_apart(operation: Generic, layouts: Layouts, results: Layouts) -> bool:
+    """Whether an operation without a rule does, which runs in a graph of its own."""
+    places = [
+        (k, layout) for k, layout in enumerate(layouts) if isinstance(layout, Rows) and layout.label is None
+    ]
+    own = [operation._own[k] for k, _ in places]
+    pairs = [
+        (out, layout)
+        for out, layout in zip(operation._outputs, results, strict=True)
+        if isinstance(layout, Rows) and out.requires_grad
+    ]
+    for mask in _masks(pairs[0][1].rows) if own and pairs else ():
+        sent = [_masked(_wave(out.shape).to(out), layout, mask) for out, layout in pairs]
+        back = torch.autograd.grad([o for o, _ in pairs], own, sent, retain_graph=True, allow_unused=True)
+        if any(_comes_elsewhere(grad, layout, mask) for grad, (_, layout) in zip(back, places, strict=True)):
             return False
     return True
+
+
+def _wave(shape: Sequence[int]) -> Tensor:
+    """Numbers that do not cancel each other."""
+    count = torch.Size(shape).numel()
+    wave = torch.arange(1, count + 1, dtype=torch.float64).mul_(0.7548776662).cos_().add_(1.5)
+    return wave.view(tuple(shape))
 
 
 def _gradients(node: Any, grads: list[Tensor | None]) -> Sequence[Tensor | None]:

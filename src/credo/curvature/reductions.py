@@ -69,7 +69,10 @@ def read_mean(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | No
     counted = trace.examples
     if all(known is not None for known in sets):
         counted = len(frozenset().union(*(known for known in sets if known is not None)))
-    return Reading((counted or trace.examples) * trace.samples, max((term.share for term in terms), key=lambda share: share.of_examples))
+    return Reading(
+        (counted or trace.examples) * trace.samples,
+        max((term.share for term in terms), key=lambda share: share.of_examples),
+    )
 
 
 def check_sum(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> None:
@@ -106,7 +109,9 @@ def _descend(trace: Trace, node: Any, grads: dict[int, Tensor], arrived: Any, fo
         found.append(Place(node, apart[0], grad, layouts[apart[0]]))  # type: ignore[arg-type]
         return
     sources = sum(child is not None for child, _ in node.next_functions)
-    bilinear = (name in _BILINEAR or (name == "Div" and node.next_functions[1][0] is not None)) and sources > 1
+    bilinear = (
+        name in _BILINEAR or (name == "Div" and node.next_functions[1][0] is not None)
+    ) and sources > 1
     if name in ("Dot", "Vdot") and apart and grad is not None:
         found.append(Place(node, apart[0], grad, layouts[apart[0]]))  # type: ignore[arg-type]
         return
@@ -147,7 +152,7 @@ class _Reader:
 
     def _read(self, node: Any, argument: int, grad: Tensor, layout: Rows | Single) -> _Term:
         present = frozenset((layout.example,) if isinstance(layout, Single) else layout.examples())
-        size = float(grad.abs().sum()) if argument >= 0 else float(grad.abs().max()) if grad.numel() else 0.0
+        size = _size(grad, argument < 0)
         if size == 0 or not math.isfinite(size):
             return _Term(present if len(present) < self._examples else None, _NOTHING)
         name, counted = operation_name(type(node)), present if len(present) < self._examples else None
@@ -167,11 +172,15 @@ class _Reader:
                 "squares would be too small. Declare reduction='mean', or sum the losses."
             )
 
-    def _read_nll(self, node: Any, layout: Rows | Single, size: float, counted: frozenset[int] | None) -> _Term:
+    def _read_nll(
+        self, node: Any, layout: Rows | Single, size: float, counted: frozenset[int] | None
+    ) -> _Term:
         target, weight = node._saved_target, node._saved_weight
         valid = target != signed(node._saved_ignore_index)
         axis = 0 if isinstance(layout, Single) or not layout.axis else layout.axis - 1  # the classes are gone
-        kept = self._examples_of(layout, axis, valid)
+        kept = frozenset(layout.examples()) if isinstance(layout, Rows) else frozenset((layout.example,))
+        if not bool(valid.all()):
+            kept = self._examples_of(layout, axis, valid)
         if node._saved_reduction == _MEAN:
             self._refuse_mean(node, kept, size)
             if self._mean and weight is not None:
@@ -234,6 +243,15 @@ class _Reader:
         rows = kept.movedim(axis, 0).flatten(1).any(1) if kept.dim() > 1 else kept
         positions = layout.positions()
         return frozenset(positions[i] for i in rows.nonzero().flatten().tolist())
+
+
+def _size(grad: Tensor, of_rows: bool) -> float:
+    """By what a sum is multiplied: of several sums, by all of their factors; where rows arrive, by the largest."""
+    if grad.numel() == 1:
+        return abs(float(grad))
+    if grad.numel() == 0:
+        return 0.0
+    return float(grad.abs().max() if of_rows else grad.abs().sum())
 
 
 def _fits(divisor: float, number: int) -> bool:

@@ -14,7 +14,7 @@ from credo.curvature.flow_table import flow_of
 from credo.curvature.flows import Mixed, same
 from credo.curvature.layouts import Layout, Rows
 from credo.curvature.operation import Operation
-from credo.curvature.probing import probed
+from credo.curvature.probing import keeps_apart, probed
 from credo.curvature.provenance import Derived
 from credo.curvature.rules import Generic
 from credo.curvature.rules.elementwise import Elementwise
@@ -24,23 +24,36 @@ from credo.errors import UnsupportedOperation
 
 _WATCHED: Any = Watched._backward_cls
 _DERIVED: Any = Derived._backward_cls
+LEAF: Any = type(torch.ones(1, requires_grad=True).expand(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 _TRUSTED = ("CheckpointFunctionBackward",)  # runs its own pass through what it holds, which is followed then
 
 
 class Trace:
     """The layouts of all results in a graph."""
 
-    def __init__(self, nodes: Sequence[Any], examples: int, samples: int = 1):
+    def __init__(
+        self,
+        nodes: Sequence[Any],
+        examples: int,
+        samples: int = 1,
+        known: "tuple[Sequence[Any], Sequence[Layout | list[Layout]]] | None" = None,
+    ):
         self.examples = examples
         self.samples = samples  # in front of the examples, where several are computed at once
+        # Layouts that are known already are looked up only if somebody asks for them.
         self._layouts: dict[Any, Layout | list[Layout]] = {}
+        self._known = known
+        if known is not None:
+            return
         for node in sorted((n for n in nodes if n is not None), key=_order):
             if node not in self._layouts:
                 self._visit(node)
 
     def shape(self, node: Any, argument: int) -> Sequence[int]:
         child, own = node.next_functions[argument]
-        shape: Sequence[int] = child.variable.shape if hasattr(child, "variable") else child._input_metadata[own].shape
+        shape: Sequence[int] = (
+            child.variable.shape if type(child) is LEAF else child._input_metadata[own].shape
+        )
         return shape
 
     def result(self, node: Any, own: int = 0) -> Sequence[int]:
@@ -51,36 +64,50 @@ class Trace:
         """Of one result."""
         if node is None:
             return None
+        if self._known is not None:
+            self._layouts.update(zip(*self._known, strict=True))
+            self._known = None
         if node not in self._layouts:
             self._visit(node)
         found = self._layouts[node]
         return found[own] if isinstance(found, list) else found
 
+    def result_layouts(self, node: Any) -> "Layout | list[Layout]":
+        """Of all results of a node."""
+        return None if node is None else self._layouts[node]
+
     def arguments(self, node: Any) -> list[Layout]:
         return [self.layout(child, own) for child, own in node.next_functions]
 
     def _visit(self, node: Any) -> None:
-        waiting = [node]
+        waiting, known = [node], self._layouts
         while waiting:  # children of another thread may come later in the order
             last = waiting[-1]
-            missing = [child for child, _ in last.next_functions if child is not None and child not in self._layouts]
+            kind = type(last)
+            if kind is LEAF or kind is _DERIVED:
+                known[last] = self._of_leaf(last.variable) if kind is LEAF else None
+                waiting.pop()
+                continue
+            arguments: list[Layout] = []
+            missing = []
+            for child, own in last.next_functions:
+                if child is None:
+                    arguments.append(None)
+                elif child in known:
+                    found = known[child]
+                    arguments.append(found[own] if type(found) is list else found)  # type: ignore[arg-type]
+                else:
+                    missing.append(child)
             if missing:
                 waiting += missing
                 continue
             waiting.pop()
-            if last not in self._layouts:
-                self._layouts[last] = self._flow(last)
+            known[last] = self._flow(last, kind, arguments)
 
-    def _flow(self, node: Any) -> "Layout | list[Layout]":
-        kind = type(node)
-        if kind is _DERIVED:
-            return None
-        if hasattr(node, "variable"):
-            return self._of_leaf(node.variable)
-        arguments = self.arguments(node)
+    def _flow(self, node: Any, kind: Any, arguments: list[Layout]) -> "Layout | list[Layout]":
         if kind is _WATCHED:
             return self._of_watched(node, arguments)
-        if not any(layout is not None for layout in arguments):
+        if arguments.count(None) == len(arguments):
             return None
         if kind.__name__ in _TRUSTED:
             return next(layout for layout in arguments if layout is not None)
@@ -108,6 +135,8 @@ class Trace:
             if isinstance(layout, Rows):
                 self._check_rows(node, operation, k, layout)
         results = [self._place(operation, k, self.result(node, k)) for k in range(len(node._input_metadata))]
+        if type(operation) is Generic and not keeps_apart(operation, arguments, results):
+            raise UnsupportedOperation(_message(operation.name, "lets rows of different examples meet"))
         return results
 
     def _check_rows(self, node: Any, operation: Operation, k: int, layout: Rows) -> None:
@@ -136,7 +165,9 @@ class Trace:
         others, rest = divmod(shape[place], self.examples)
         if rest or not others:
             return None
-        return Rows(place, others, self.examples, 1) if merged_behind else Rows(place, 1, self.examples, others)
+        return (
+            Rows(place, others, self.examples, 1) if merged_behind else Rows(place, 1, self.examples, others)
+        )
 
     def _place_of_samples(self, axis: int, shape: Sequence[int]) -> Layout:
         """Samples are folded into the examples, (K·M, …), or stand in front of them, (K, M, …)."""

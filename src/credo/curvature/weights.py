@@ -25,7 +25,11 @@ def per_row_weights(trace: Trace, node: Any, own: int, layout: Rows) -> Tensor |
     for _ in range(_FARTHEST):
         name, factor = operation_name(type(node)), None
         edges = [k for k, (child, _) in enumerate(node.next_functions) if child is not None]
-        if len(edges) != 1 or trace.layout(node, own) != layout or tuple(node._input_metadata[own].shape) != shape:
+        if (
+            len(edges) != 1
+            or trace.layout(node, own) != layout
+            or tuple(node._input_metadata[own].shape) != shape
+        ):
             break
         if name in ("Mul", "Div"):
             if name == "Div" and edges != [0]:
