@@ -18,6 +18,7 @@ from credo.curvature.subjects import Subjects
 from credo.distributed import World, world
 from credo.errors import CallOrderError, EmptyBatch
 from credo.optim import arguments, checkpoints, checks
+from credo.optim.accumulation import Accumulating, Held
 from credo.optim.block import Block
 from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
 from credo.optim.gathering import Gathered, Seen
@@ -31,7 +32,7 @@ from credo.optim.shards import WIDTHS, ElementShards, Shards, whole
 from credo.posterior import Posterior
 
 
-class BayesianOptimizer(torch.optim.Optimizer, ABC):
+class BayesianOptimizer(Accumulating, ABC):
     """A torch optimiser whose state is a posterior.
 
     Tunables are in `param_groups`, learned values in `state[p]`; `settings` hold for all groups and
@@ -42,6 +43,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     _inside: int | None  # the thread that is inside a block
     _block: object = None  # what only the block that was opened last knows
     _left: checks.Left  # what the last step left in .grad
+    _unfinished = False  # whether a closure was begun and did not come to its end
     _warned: bool
     _world: World
     _shards: Shards
@@ -112,6 +114,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     def _sampled(self, scale: float | None) -> Iterator[None]:
         if self._gathered.samples == 0:
             checks.refuse_foreign_gradients(self._trainable(), self._left)
+            self._held.begin(self.counters["draws"])
         with Block(self, scale):
             yield
 
@@ -159,12 +162,16 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
         loss, alone = None, self._world.alone
         if closure is not None:
-            loss = self._run(closure) if alone else self._run_share(closure)
+            self._held.begin(self.counters["draws"])
+            with checks.Clearing(self, closure) as cleared:
+                loss = self._run_share(cleared)
         if alone or self._gathered.samples:
             checks.require_samples(self._gathered, self.settings["mc_samples"])
         if not alone and self._shards.must_catch_up:
             self._uncertain()
-        parameters = self._trainable()
+        if not self._is_update(parameters := self._trainable()):
+            self._gathered = self._nothing_gathered()
+            return loss
         if alone:
             self._update_or_refuse(loss)
         else:
@@ -175,10 +182,12 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         return loss
 
     def _run_share(self, closure: Callable[[], Tensor]) -> Tensor | None:
-        """The closure among several processes: an empty share of the batch takes part in the step all the same."""
+        """The closure; among several processes an empty share of the batch takes part in the step all the same."""
         try:
             return self._run(closure)
         except EmptyBatch:
+            if self._world.alone:
+                raise
             self._gathered = self._nothing_gathered()
             return None
 
@@ -212,12 +221,9 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         """torch's, with credo's settings and counters; plain numbers and tensors only."""
         self._refuse_inside("save")
         saved = super().state_dict()
-        saved["credo"] = {
-            "version": checkpoints.VERSION,
-            "method": type(self).__name__,
-            "settings": {k: v for k, v in self.settings.items() if k not in checkpoints.OF_THIS_WORLD},
-            "counters": dict(self.counters),
-        }
+        saved["credo"] = checkpoints.own_state(type(self).__name__, self.settings, self.counters)
+        if self._held.batches:
+            saved["credo"]["held"] = self._held.state()
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -229,6 +235,8 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
         self.settings.update(state_dict["credo"]["settings"])
         self.counters.update(state_dict["credo"]["counters"])
         self._start_afresh()
+        if "held" in state_dict["credo"]:
+            self._held = Held.of(state_dict["credo"]["held"])
         self._shards.cut_state(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -261,7 +269,7 @@ class BayesianOptimizer(torch.optim.Optimizer, ABC):
 
     def _start_afresh(self) -> None:
         """Forgets the samples of the step under way."""
-        self._gathered = self._nothing_gathered()
+        self._gathered, self._held = self._nothing_gathered(), Held()
         self._inside, self._left, self._warned = None, checks.Left(), False
         self._plans = Plans()
         self._keeper = MeanKeeper()

@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 from credo.errors import InvalidValue, VersionError
 
 VERSION = 1
-SCALE = "scale"  # three numbers of a tensor, read at every step: in main memory, whatever the parameter's device
+SCALE = (
+    "scale"  # three numbers of a tensor, read at every step: in main memory, whatever the parameter's device
+)
 # What is kept beside a parameter and has a shape of its own.
 FACTORS = (
     SCALE,
@@ -27,6 +29,12 @@ FACTORS = (
 )
 OF_THIS_WORLD = ("sharded", "owners")  # settings that are not saved: the state is, as a whole
 _DRIFT = ("data_size", "augmentation", "mc_samples", "reduction", "seed")
+
+
+def own_state(method: str, settings: Mapping[str, Any], counters: Mapping[str, int]) -> dict[str, Any]:
+    """What stands in a state dict beside torch's own."""
+    kept = {k: v for k, v in settings.items() if k not in OF_THIS_WORLD}
+    return {"version": VERSION, "method": method, "settings": kept, "counters": dict(counters)}
 
 
 def check_state(
