@@ -28,6 +28,7 @@ from credo.curvature.engine import ENGINE_CALLS, read_engine_call
 from credo.curvature.inspections import INSPECTIONS
 from credo.curvature.ledger import Ledger
 from credo.curvature.likelihood import is_likelihood
+from credo.curvature.merges import MERGING, Merges
 from credo.curvature.operation import Operation, examples_second
 from credo.curvature.provenance import SELECTIONS, Provenance, Source, tensors_in
 from credo.curvature.rules import Generic, rule_for
@@ -58,6 +59,7 @@ class Interception(TorchFunctionMode):
         self._declared = declared
         self._calls = 0
         self._examples_second = 0  # inside attention, the number of examples
+        self._merges = Merges()
 
     def __enter__(self) -> "Interception":
         _push_on_torch_function_stack(self)
@@ -91,6 +93,8 @@ class Interception(TorchFunctionMode):
                 plain = False
         else:
             if plain and func is not torch.arange:
+                if func in MERGING or self._merges.known:
+                    return self._merges.note(func(*args, **kwargs), func, args)
                 return func(*args, **kwargs)
             return self._pass(func, args, kwargs)
         if func in INSPECTIONS or not torch.is_grad_enabled():
@@ -103,6 +107,8 @@ class Interception(TorchFunctionMode):
     def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call without a parameter, as it is; what it makes of constants alone is a constant."""
         result = func(*args, **kwargs) if self._stacks is None else self._stacks.run(func, args, kwargs)
+        if func in MERGING or self._merges.known:
+            self._merges.note(result, func, args)
         known = self._provenance
         if (
             (known.constants or func is torch.arange)
@@ -153,6 +159,10 @@ class Interception(TorchFunctionMode):
     def _replace_row_by_row(self, func: Any, args: Any, kwargs: Any) -> Any:
         sources = tuple(map(self._provenance.source, tensors_in((*args, *kwargs.values()))))
         operation = Generic(func, args, kwargs, [source is not None for source in sources])
+        if self._stacks is not None and _are_functorch_transforms_active():
+            raise UnsupportedOperation(
+                f"{operation.name} has no vectorised form that equals one sample after the other. Use vectorized=False."
+            )
         result, differentiable = operation.run()
         return self._place(operation, sources) if differentiable else result  # else a comparison, a shape
 
@@ -168,6 +178,10 @@ class Interception(TorchFunctionMode):
         operation.watched_order = self._calls
         self._calls += 1
         tensors, operation.tensors = operation.tensors, ()  # `release`
+        if self._merges.known and operation.axis == 0:
+            for tensor in tensors:
+                if (known := self._merges.lead(tensor)) is not None:
+                    operation.merged_from = known
         if _are_functorch_transforms_active():
             return Watched.apply(operation, *tensors)  # type: ignore[no-untyped-call]
         return apply_watched(operation, *tensors)

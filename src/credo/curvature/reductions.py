@@ -17,7 +17,7 @@ from credo.curvature.flow_table import operation_name
 from credo.curvature.layouts import Batch, Rows, Single, signed
 from credo.curvature.ledger import Share
 from credo.curvature.tracing import Trace
-from credo.curvature.weights import per_row_weights
+from credo.curvature.weights import readings
 from credo.errors import UnsupportedOperation
 
 _LINEAR = frozenset(
@@ -48,6 +48,11 @@ class Place(NamedTuple):
     argument: int
     grad: Tensor
     layout: Rows | Single
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is the number of one example."""
+        return isinstance(self.layout, Single) and self.argument < 0
 
 
 class _Term:
@@ -133,6 +138,10 @@ def _arrive(arrived: dict[Any, dict[int, Tensor]], node: Any, own: int, grad: Te
     slots[own] = slots[own] + grad if own in slots else grad.detach()
 
 
+class _Ambiguous(UnsupportedOperation):
+    """Two ways to read a sum, and both would be a mean."""
+
+
 class _Reader:
     """Judges one term."""
 
@@ -141,14 +150,36 @@ class _Reader:
 
     def read_all(self, places: Sequence[Place]) -> list[_Term]:
         """Numbers of single examples that were added up one after the other are one sum."""
-        ones = [place for place in places if isinstance(place.layout, Single) and place.argument < 0]
-        terms = [self._read(*place) for place in places if place not in ones]
-        for size in {float(place.grad.abs().sum()) for place in ones}:
-            alike = [place for place in ones if float(place.grad.abs().sum()) == size]
-            examples = frozenset(place.layout.example for place in alike if isinstance(place.layout, Single))
-            if size > 0 and math.isfinite(size):
-                terms.append(self._decide(alike[0].node, size, examples, len(alike), True, None))
+        ones = [place for place in places if place.is_number]
+        terms = [self._read(*place) for place in places if not place.is_number]
+        if ones:
+            try:
+                terms += self._read_numbers(ones, [float(place.grad.abs().sum()) for place in ones])
+            except UnsupportedOperation as error:  # unless each was divided before
+                try:
+                    terms += self._read_numbers(ones, [self._size_inside(place) for place in ones])
+                except UnsupportedOperation:
+                    raise error from None
         return terms
+
+    def _read_numbers(self, places: Sequence[Place], sizes: Sequence[float]) -> list[_Term]:
+        terms = []
+        for size in {size for size in sizes if size > 0 and math.isfinite(size)}:
+            alike = [place for place, own in zip(places, sizes, strict=True) if own == size]
+            examples = frozenset(place.layout.example for place in alike if isinstance(place.layout, Single))
+            terms.append(self._decide(alike[0].node, size, examples, len(alike), True, None))
+        return terms
+
+    def _size_inside(self, place: Place) -> float:
+        """By what the number of one example is multiplied."""
+        node, grad = place.node, place.grad
+        while operation_name(type(node)) in ("Div", "Mul", "Neg") and not self._trace.result(node):
+            edges = [k for k, (child, _) in enumerate(node.next_functions) if child is not None]
+            if len(edges) != 1 or (edges[0] and operation_name(type(node)) == "Div"):
+                break
+            back = node(grad)
+            grad, node = back[edges[0]] if isinstance(back, tuple) else back, node.next_functions[edges[0]][0]
+        return float(grad.abs().sum())
 
     def _read(self, node: Any, argument: int, grad: Tensor, layout: Rows | Single) -> _Term:
         present = frozenset((layout.example,) if isinstance(layout, Single) else layout.examples())
@@ -160,6 +191,7 @@ class _Reader:
             return self._read_nll(node, layout, size, counted)
         is_mean = argument >= 0 and (name == "Mean" or (name in _LOSSES and node._saved_reduction == _MEAN))
         if is_mean:
+            size = _size(grad, True)  # of several means, each is one
             self._refuse_mean(node, present, size)
             return _Term(counted, Share(size, size))
         return self._read_sum(node, argument, layout, size, present)
@@ -196,12 +228,30 @@ class _Reader:
     def _read_sum(
         self, node: Any, argument: int, layout: Rows | Single, size: float, present: frozenset[int]
     ) -> _Term:
+        """By the first way to read it that gives a mean; two that give different ones are none."""
         child, own = (node, 0) if argument < 0 else node.next_functions[argument]
-        weights = per_row_weights(self._trace, child, own, layout) if isinstance(layout, Rows) else None
-        if weights is None:
-            shape = () if isinstance(layout, Single) else tuple(child._input_metadata[own].shape)
-            return self._decide(node, size, present, math.prod(shape), True, None)
-        return self._judge(node, layout, 0 if isinstance(layout, Single) else layout.axis, size, weights)
+        if isinstance(layout, Single):
+            return self._decide(node, size, present, 1, True, None)
+        elements, found = math.prod(child._input_metadata[own].shape), []
+        failure: UnsupportedOperation | None = None
+        for weights, number in readings(self._trace, child, own, layout):
+            try:
+                if weights is None:
+                    found.append(self._decide(node, size * number, present, elements, True, None))
+                else:
+                    found.append(self._judge(node, layout, layout.axis, size * number, weights))
+            except _Ambiguous:
+                raise
+            except UnsupportedOperation as error:
+                failure = failure or error
+            if not self._mean:
+                break  # of a sum, factors are the losses' own
+        closed = [term for term in found if not term.share.open]
+        if not closed and failure is not None:
+            raise failure
+        if len({term.counted for term in closed}) > 1:
+            raise UnsupportedOperation(_unreadable(node.name(), 1 / size, len(present), self._examples))
+        return (closed or found)[0]
 
     def _judge(self, node: Any, layout: Rows | Single, axis: int, size: float, weights: Tensor) -> _Term:
         """A sum with weights, one for each element or row."""
@@ -234,7 +284,8 @@ class _Reader:
             return _Term(kept if of_kept else None, Share(1.0, 1.0))
         if not equal:
             raise UnsupportedOperation(_weighted(node.name(), divisor, count))
-        raise UnsupportedOperation(_unreadable(node.name(), divisor, count, everything))
+        kind = _Ambiguous if of_all and of_kept else UnsupportedOperation
+        raise kind(_unreadable(node.name(), divisor, count, everything))
 
     def _examples_of(self, layout: Rows | Single, axis: int, kept: Tensor) -> frozenset[int]:
         """The examples of which an element is kept; they are counted by dimension `axis` of `kept`."""

@@ -1,5 +1,6 @@
-"""Masks and weights between the losses of rows and the sum over them: what each element of a sum counts."""
+"""Masks, weights and factors between the losses of rows and the sum over them: what each element of a sum counts."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -7,52 +8,56 @@ from torch import Tensor
 
 from credo.curvature.flow_table import operation_name
 from credo.curvature.layouts import Rows
-from credo.curvature.tracing import Trace
+from credo.curvature.tracing import LEAF, Trace
 
-_PASSED = frozenset(
-    """Neg ToCopy Clone Alias View UnsafeView ReshapeAlias Squeeze Unsqueeze Permute Transpose T Expand Sum Mean""".split()
-)
+_PASSED = frozenset(("Neg", "ToCopy", "Clone", "Alias", "Add", "Sub", "View", "UnsafeView", "ReshapeAlias"))
 _FARTHEST = 16
 
 
-def per_row_weights(trace: Trace, node: Any, own: int, layout: Rows) -> Tensor | None:
-    """By what each element under a sum is multiplied; None where all rows count alike.
+def readings(trace: Trace, node: Any, own: int, layout: Rows) -> Iterator[tuple[Tensor | None, float]]:
+    """Ways to read what is summed, as weights of losses: none first, then with one factor after the other.
 
-    The shape is that of the tensor that is summed, or of a part of it with the same rows.
+    (0.5 * mask * loss).sum() is a sum of all, or of those in the mask; and half of it may be a loss's own, or not. Weights
+    have the shape of what is summed; a plain number stands beside them.
     """
     shape = tuple(node._input_metadata[own].shape)
     weights: Tensor | None = None
+    number = 1.0
+    yield weights, number
     for _ in range(_FARTHEST):
-        name, factor = operation_name(type(node)), None
         edges = [k for k, (child, _) in enumerate(node.next_functions) if child is not None]
-        if (
-            len(edges) != 1
-            or trace.layout(node, own) != layout
-            or tuple(node._input_metadata[own].shape) != shape
-        ):
-            break
-        if name in ("Mul", "Div"):
-            if name == "Div" and edges != [0]:
-                break
-            factor = node._saved_other if edges == [0] else node._saved_self
-            if factor is None:
-                break
-            factor = factor.reciprocal() if name == "Div" else factor
-        elif name == "Where":
-            factor = node._saved_condition if edges == [0] else ~node._saved_condition
-        elif name == "MaskedFill":
-            factor = ~node._saved_mask
-        elif name not in _PASSED and name not in ("Add", "Sub"):
-            break
-        if factor is not None and _varies(factor, shape, layout):
-            new = factor.to(torch.float64).expand(shape) if factor.dim() <= len(shape) else None
-            if new is None:
-                break
-            weights = new if weights is None else weights * new
+        if len(edges) != 1 or tuple(node._input_metadata[own].shape) != shape:
+            return
+        factor = _factor(node, operation_name(type(node)), edges[0])
+        if factor is None:
+            return
+        if factor is not _ONE:
+            if not _varies(factor, shape, layout):
+                number *= abs(float(factor.flatten()[0])) if factor.numel() == 1 else 1.0
+            else:
+                spread = factor.to(torch.float64).expand(shape)
+                weights = spread if weights is None else weights * spread
+            yield weights, number
         node, own = node.next_functions[edges[0]]
-        if hasattr(node, "variable"):
-            break
-    return weights
+        if type(node) is LEAF or trace.layout(node, own) != layout:
+            return
+
+
+_ONE = torch.ones(())
+
+
+def _factor(node: Any, name: str, edge: int) -> Tensor | None:
+    """By what a node multiplies its only argument with a gradient; None if it does something else."""
+    if name == "Mul":
+        other: Tensor | None = node._saved_self if edge else node._saved_other
+        return other
+    if name == "Div":
+        return None if edge else node._saved_other.reciprocal()
+    if name == "Where":
+        return ~node._saved_condition if edge else node._saved_condition
+    if name == "MaskedFill":
+        return ~node._saved_mask
+    return _ONE if name in _PASSED else None
 
 
 def _varies(factor: Tensor, shape: tuple[int, ...], layout: Rows) -> bool:
