@@ -4,7 +4,6 @@ import copy
 from random import Random
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import credo
@@ -57,17 +56,17 @@ def check_capture(program: Program) -> bool:
             if grad is not None:
                 truth[name] += (scale * grad).square()
                 total[name] += grad
+    wild = max(float(t.abs().max()) for t in truth.values()) > 1e6  # rounding is large, too
     for name, p in named.items():
         got = stats.squares[p] if p in stats.squares else torch.zeros_like(p)
-        _compare(program, f"squares of {name}", got, truth[name])
-        _compare(
-            program, f"gradient of {name}", torch.zeros_like(p) if p.grad is None else p.grad, total[name]
-        )
+        _compare(program, f"squares of {name}", got, truth[name], wild)
+        _compare(program, f"gradient of {name}", torch.zeros_like(p) if p.grad is None else p.grad, total[name], wild)
     return True
 
 
-def _compare(program: Program, what: str, got: Tensor, truth: Tensor) -> None:
-    if not torch.allclose(got, truth, **CLOSE):
+def _compare(program: Program, what: str, got: Tensor, truth: Tensor, wild: bool) -> None:
+    close = {"rtol": 1e-2, "atol": 1e-2} if wild else CLOSE if what.startswith("squares") else {"rtol": 1e-7, "atol": 1e-6}
+    if not torch.allclose(got, truth, **close, equal_nan=True):
         worst = float((got - truth).abs().max())
         raise Failure(
             f"{program.describe()}: {what} differs by {worst:.3g} of {float(truth.abs().max()):.3g}"
@@ -179,4 +178,4 @@ def run(program: Program, with_optimiser: bool) -> str:
     return "right" if taken else "refused"
 
 
-__all__ = ["F", "Failure", "check_capture", "check_optimiser", "run"]
+__all__ = ["Failure", "check_capture", "check_optimiser", "run"]

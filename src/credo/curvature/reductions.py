@@ -152,15 +152,7 @@ class _Reader:
         """Numbers of single examples that were added up one after the other are one sum."""
         ones = [place for place in places if place.is_number]
         terms = [self._read(*place) for place in places if not place.is_number]
-        if ones:
-            try:
-                terms += self._read_numbers(ones, [float(place.grad.abs().sum()) for place in ones])
-            except UnsupportedOperation as error:  # unless each was divided before
-                try:
-                    terms += self._read_numbers(ones, [self._size_inside(place) for place in ones])
-                except UnsupportedOperation:
-                    raise error from None
-        return terms
+        return terms + self._read_numbers(ones, [float(place.grad.abs().sum()) for place in ones])
 
     def _read_numbers(self, places: Sequence[Place], sizes: Sequence[float]) -> list[_Term]:
         terms = []
@@ -169,17 +161,6 @@ class _Reader:
             examples = frozenset(place.layout.example for place in alike if isinstance(place.layout, Single))
             terms.append(self._decide(alike[0].node, size, examples, len(alike), True, None))
         return terms
-
-    def _size_inside(self, place: Place) -> float:
-        """By what the number of one example is multiplied."""
-        node, grad = place.node, place.grad
-        while operation_name(type(node)) in ("Div", "Mul", "Neg") and not self._trace.result(node):
-            edges = [k for k, (child, _) in enumerate(node.next_functions) if child is not None]
-            if len(edges) != 1 or (edges[0] and operation_name(type(node)) == "Div"):
-                break
-            back = node(grad)
-            grad, node = back[edges[0]] if isinstance(back, tuple) else back, node.next_functions[edges[0]][0]
-        return float(grad.abs().sum())
 
     def _read(self, node: Any, argument: int, grad: Tensor, layout: Rows | Single) -> _Term:
         present = frozenset((layout.example,) if isinstance(layout, Single) else layout.examples())
@@ -234,12 +215,12 @@ class _Reader:
             return self._decide(node, size, present, 1, True, None)
         elements, found = math.prod(child._input_metadata[own].shape), []
         failure: UnsupportedOperation | None = None
-        for weights, number in readings(self._trace, child, own, layout):
+        for weights in readings(self._trace, child, own, layout):
             try:
                 if weights is None:
-                    found.append(self._decide(node, size * number, present, elements, True, None))
+                    found.append(self._decide(node, size, present, elements, True, None))
                 else:
-                    found.append(self._judge(node, layout, layout.axis, size * number, weights))
+                    found.append(self._judge(node, layout, layout.axis, size, weights))
             except _Ambiguous:
                 raise
             except UnsupportedOperation as error:

@@ -1,4 +1,4 @@
-"""Masks, weights and factors between the losses of rows and the sum over them: what each element of a sum counts."""
+"""Masks and weights between the losses of rows and the sum over them: what each element of a sum counts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,16 +14,15 @@ _PASSED = frozenset(("Neg", "ToCopy", "Clone", "Alias", "Add", "Sub", "View", "U
 _FARTHEST = 16
 
 
-def readings(trace: Trace, node: Any, own: int, layout: Rows) -> Iterator[tuple[Tensor | None, float]]:
-    """Ways to read what is summed, as weights of losses: none first, then with one factor after the other.
+def readings(trace: Trace, node: Any, own: int, layout: Rows) -> Iterator[Tensor | None]:
+    """Ways to read what is summed, as weights of losses: none first, then with one mask or weight after the other.
 
-    (0.5 * mask * loss).sum() is a sum of all, or of those in the mask; and half of it may be a loss's own, or not. Weights
-    have the shape of what is summed; a plain number stands beside them.
+    (w * mask * loss).sum() is a sum of all, or of those in the mask. Weights have the shape of what is summed; factors that
+    are the same for all rows are part of the losses.
     """
     shape = tuple(node._input_metadata[own].shape)
     weights: Tensor | None = None
-    number = 1.0
-    yield weights, number
+    yield weights
     for _ in range(_FARTHEST):
         edges = [k for k, (child, _) in enumerate(node.next_functions) if child is not None]
         if len(edges) != 1 or tuple(node._input_metadata[own].shape) != shape:
@@ -31,13 +30,10 @@ def readings(trace: Trace, node: Any, own: int, layout: Rows) -> Iterator[tuple[
         factor = _factor(node, operation_name(type(node)), edges[0])
         if factor is None:
             return
-        if factor is not _ONE:
-            if not _varies(factor, shape, layout):
-                number *= abs(float(factor.flatten()[0])) if factor.numel() == 1 else 1.0
-            else:
-                spread = factor.to(torch.float64).expand(shape)
-                weights = spread if weights is None else weights * spread
-            yield weights, number
+        if factor is not _ONE and _varies(factor, shape, layout):
+            spread = factor.to(torch.float64).expand(shape)
+            weights = spread if weights is None else weights * spread
+            yield weights
         node, own = node.next_functions[edges[0]]
         if type(node) is LEAF or trace.layout(node, own) != layout:
             return

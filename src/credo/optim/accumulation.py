@@ -5,7 +5,7 @@ world are put together, and as one step on the whole batch would have it. All mi
 weight samples, where a method draws weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -63,21 +63,26 @@ class Held:
         counters["draws"] = self._first_draw
 
     def state(self) -> dict[str, Any]:
+        """For a state dict; nothing if no micro-batch waits."""
+        if not self.batches:
+            return {}
+        own = {"batches": self.batches, "examples": self._examples, "first_draw": self._first_draw}
         return {
-            "batches": self.batches,
-            "examples": self._examples,
-            "first_draw": self._first_draw,
-            "scales": list(self._scales),
-            "sums": [list(column) for column in self._sums],
+            "held": {**own, "scales": list(self._scales), "sums": [list(column) for column in self._sums]}
         }
 
     @classmethod
-    def of(cls, state: dict[str, Any]) -> "Held":
-        held = cls()
-        held.batches, held._examples, held._first_draw = (
-            state[k] for k in ("batches", "examples", "first_draw")
-        )
-        held._scales, held._sums = (state["scales"][0], state["scales"][1]), [list(c) for c in state["sums"]]
+    def of(cls, saved: Mapping[str, Any]) -> "Held":
+        """What was saved, if there was something."""
+        held, state = cls(), saved.get("held")
+        if state is not None:
+            held.batches, held._examples, held._first_draw = (
+                state[k] for k in ("batches", "examples", "first_draw")
+            )
+            held._scales, held._sums = (
+                (state["scales"][0], state["scales"][1]),
+                [list(c) for c in state["sums"]],
+            )
         return held
 
 

@@ -23,6 +23,7 @@ from credo.optim.block import Block
 from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
 from credo.optim.gathering import Gathered, Seen
 from credo.optim.groups import joining_group, parameter_groups, parameter_names
+from credo.optim.habits import Answering
 from credo.optim.hooks import hooked
 from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
@@ -32,7 +33,7 @@ from credo.optim.shards import WIDTHS, ElementShards, Shards, whole
 from credo.posterior import Posterior
 
 
-class BayesianOptimizer(Accumulating, ABC):
+class BayesianOptimizer(Answering, Accumulating, ABC):
     """A torch optimiser whose state is a posterior.
 
     Tunables are in `param_groups`, learned values in `state[p]`; `settings` hold for all groups and
@@ -162,7 +163,6 @@ class BayesianOptimizer(Accumulating, ABC):
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
         loss, alone = None, self._world.alone
         if closure is not None:
-            self._held.begin(self.counters["draws"])
             with checks.Clearing(self, closure) as cleared:
                 loss = self._run_share(cleared)
         if alone or self._gathered.samples:
@@ -221,10 +221,8 @@ class BayesianOptimizer(Accumulating, ABC):
         """torch's, with credo's settings and counters; plain numbers and tensors only."""
         self._refuse_inside("save")
         saved = super().state_dict()
-        saved["credo"] = checkpoints.own_state(type(self).__name__, self.settings, self.counters)
-        if self._held.batches:
-            saved["credo"]["held"] = self._held.state()
-        return saved
+        own = checkpoints.own_state(type(self).__name__, self.settings, self.counters)
+        return {**saved, "credo": {**own, **self._held.state()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resumes exactly; refuses the state of another model or method, and then has changed nothing."""
@@ -235,8 +233,7 @@ class BayesianOptimizer(Accumulating, ABC):
         self.settings.update(state_dict["credo"]["settings"])
         self.counters.update(state_dict["credo"]["counters"])
         self._start_afresh()
-        if "held" in state_dict["credo"]:
-            self._held = Held.of(state_dict["credo"]["held"])
+        self._held = Held.of(state_dict["credo"])
         self._shards.cut_state(self)
 
     def __getstate__(self) -> dict[str, Any]:

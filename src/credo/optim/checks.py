@@ -82,6 +82,7 @@ class Clearing:
 
     def __enter__(self) -> Callable[[], Tensor]:
         self._optimizer._unfinished = True
+        self._optimizer._held.begin(self._optimizer.counters["draws"])
         return self._first if self._before else self._closure
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
