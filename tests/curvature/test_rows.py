@@ -65,7 +65,7 @@ def written_by_rows(m: Net, x: Tensor) -> Tensor:
 
 
 def back(x: Tensor) -> Tensor:
-    return PERM[PERM < len(x)]
+    return PERM[len(x) > PERM]
 
 
 def by_heads(z: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What programs are made of: maps of (M, T, D) or (M, D) to the same, that treat every example by itself; and some that do not.
+"""What programs are made of: maps of (M, T, D) to the same that treat every example by itself, and some that do not.
 
 Each entry takes a source of choices and the shape, and returns a module.
 """

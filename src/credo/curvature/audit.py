@@ -10,7 +10,6 @@ from collections.abc import Container, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.nn import Parameter
@@ -22,8 +21,8 @@ from credo.curvature.operation import Operation
 from credo.curvature.provenance import Derived
 from credo.curvature.reductions import check_sum, read_mean
 from credo.curvature.rules import Generic
-from credo.curvature.tracing import LEAF as _LEAF
 from credo.curvature.structures import FOREIGN, trace_of
+from credo.curvature.tracing import LEAF as _LEAF
 from credo.curvature.watched import Watched
 from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
 
@@ -95,7 +94,7 @@ def _count_in_the_loss(
 def _watched_operations(
     roots: Iterable[Tensor], ledger: Ledger
 ) -> tuple[list[Operation], list[Any], list[int]]:
-    """All watched operations under the roots, all nodes, and which leads to which; refuses other edges into watched parameters."""
+    """All watched operations under the roots, all nodes, and their edges; refuses other edges into parameters."""
     operations: list[Operation] = []
     nodes: list[Any] = list(map(_grad_fn, roots))
     seen: dict[Any, int] = {None: -1} | {node: k for k, node in enumerate(nodes)}

@@ -51,8 +51,10 @@ def capture(
 
 @final
 class watching(AbstractContextManager[Statistics]):
-    """`capture` for arguments that are known to be good; with `stacks`, parameters that have many values, and `samples` of
-    them at once."""
+    """`capture` for arguments that are known to be good.
+
+    With `stacks`, parameters have many values; `samples` says how many of them are computed at once.
+    """
 
     def __init__(
         self,

@@ -41,7 +41,19 @@ _SPATIAL = {
 }
 
 SHAPES_ALONE = (  # whose flow depends on the shapes and nothing else
-    *"View UnsafeView ReshapeAlias Mm Mv Bmm Addmm Addmv Baddbmm NativeBatchNorm NativeGroupNorm".split(),
+    *[
+        "View",
+        "UnsafeView",
+        "ReshapeAlias",
+        "Mm",
+        "Mv",
+        "Bmm",
+        "Addmm",
+        "Addmv",
+        "Baddbmm",
+        "NativeBatchNorm",
+        "NativeGroupNorm",
+    ],
     *_ATTENTION.split(),
     *(name for names in _SPATIAL.values() for name in names.split()),
 )

@@ -93,9 +93,10 @@ class Interception(TorchFunctionMode):
                 plain = False
         else:
             if plain and func is not torch.arange:
-                if func in MERGING or self._merges.known:
-                    return self._merges.note(func(*args, **kwargs), func, args)
-                return func(*args, **kwargs)
+                result = func(*args, **kwargs)
+                return (
+                    self._merges.note(result, func, args) if func in MERGING or self._merges.known else result
+                )
             return self._pass(func, args, kwargs)
         if func in INSPECTIONS or not torch.is_grad_enabled():
             return known.note_values(func(*args, **kwargs), args, kwargs)
@@ -107,8 +108,7 @@ class Interception(TorchFunctionMode):
     def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call without a parameter, as it is; what it makes of constants alone is a constant."""
         result = func(*args, **kwargs) if self._stacks is None else self._stacks.run(func, args, kwargs)
-        if func in MERGING or self._merges.known:
-            self._merges.note(result, func, args)
+        self._merges.note(result, func, args)
         known = self._provenance
         if (
             (known.constants or func is torch.arange)
@@ -178,10 +178,9 @@ class Interception(TorchFunctionMode):
         operation.watched_order = self._calls
         self._calls += 1
         tensors, operation.tensors = operation.tensors, ()  # `release`
-        if self._merges.known and operation.axis == 0:
-            for tensor in tensors:
-                if (known := self._merges.lead(tensor)) is not None:
-                    operation.merged_from = known
+        for tensor in tensors if self._merges.known and operation.axis == 0 else ():
+            if (known := self._merges.lead(tensor)) is not None:
+                operation.merged_from = known
         if _are_functorch_transforms_active():
             return Watched.apply(operation, *tensors)  # type: ignore[no-untyped-call]
         return apply_watched(operation, *tensors)

@@ -67,7 +67,8 @@ class Factoring:
 
     def refuse_left_out(self, counted: int, examples: int) -> None:
         raise InvalidValue(
-            f"{counted} losses for {examples} examples: the Kronecker factors of the inputs would be over all of them. Leave examples without a loss out of the batch, before the model."
+            f"{counted} losses for {examples} examples: the Kronecker factors of the inputs would be over all of "
+            "them. Leave examples without a loss out of the batch, before the model."
         )
 
     def take(self, operation: Operation, sources: Sequence[Source | None], pieces: Pieces) -> Pieces:

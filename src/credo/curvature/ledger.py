@@ -134,9 +134,11 @@ class Ledger:
         """Refuses several means where a mean over all examples was to be put together."""
         if new.is_whole and any(share.is_whole for share in self.shares):
             raise InvalidValue(
-                "two backward passes in one block, and each loss is the mean over its own examples. Several passes in a "
+                "two backward passes in one block, and each loss is the mean over its own examples. Several "
+                "passes in a "
                 "block are micro-batches of one batch, so each loss must be its share of the mean of all: divide it by "
-                "the number of micro-batches, or sum the losses and divide by the number of all examples. Two losses of "
+                "the number of micro-batches, or sum the losses and divide by the number of all examples. Two "
+                "losses of "
                 "the same examples: add them, and call backward once."
             )
         self.shares.append(new)
@@ -148,8 +150,10 @@ class Ledger:
         totals = [sum(s.of_examples for s in self.shares), sum(s.of_elements for s in self.shares)]
         if all(abs(total - 1) > 1e-4 for total in totals):  # of one example alone the share is not known: NaN
             raise InvalidValue(
-                f"the losses of this block were divided by more than there were examples: they add up to {totals[0]:.4g} of "
-                "the mean over all of them. Divide sums by the number of all examples of the block, take means, or declare "
+                "the losses of this block were divided by more than there were examples: they add up to "
+                f"{totals[0]:.4g} of "
+                "the mean over all of them. Divide sums by the number of all examples of the block, take means, "
+                "or declare "
                 "reduction='sum'."
             )
 

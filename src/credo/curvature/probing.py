@@ -15,7 +15,6 @@ from credo.curvature.flows import DIFFERENT, Graph, Layouts, Mixed
 from credo.curvature.layouts import Batch, Layout, Rows, Single
 from credo.curvature.rules import Generic
 
-
 Places = list[tuple[int, Rows | Single]]
 
 

@@ -65,9 +65,8 @@ def dotted(graph: Graph, node: Any, layouts: Layouts) -> Layout:
 def mapped(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     """linear: the last dimension is mapped."""
     layout, weight = layouts[0], layouts[1]
-    if isinstance(weight, (Rows, Single)):
-        if weight != layout or not isinstance(weight, Single):
-            raise Mixed("takes rows of examples for a weight that all of them share")
+    if isinstance(weight, Rows) or (isinstance(weight, Single) and weight != layout):
+        raise Mixed("takes rows of examples for a weight that all of them share")
     if isinstance(layout, Rows) and layout.axis == len(graph.result(node)) - 1:
         raise Mixed("sums over the dimension that counts examples")
     return layout

@@ -8,28 +8,20 @@ divided by the number of rows that it was over. What cannot be read is refused.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from credo.curvature.flow_table import operation_name
-from credo.curvature.layouts import Batch, Rows, Single, signed
+from credo.curvature.layouts import Rows, Single, signed
 from credo.curvature.ledger import Share
+from credo.curvature.meetings import LOSSES, Place, places_of
+from credo.curvature.reduction_errors import unreadable, weighted
 from credo.curvature.tracing import Trace
 from credo.curvature.weights import readings
 from credo.errors import UnsupportedOperation
 
-_LINEAR = frozenset(
-    """Add Sub Rsub Neg Mul Div View UnsafeView ReshapeAlias Select Slice Stack Cat Unsqueeze Squeeze Expand ToCopy Clone
-    Alias Permute Transpose T Sum Mean Index IndexSelect Dot Vdot Mv Mm Unbind Split Where MaskedFill Repeat
-    Nansum""".split()
-)
-_BILINEAR = frozenset(("Mul", "Dot", "Vdot", "Mv", "Mm"))
-_LOSSES = frozenset(
-    """MseLoss SmoothL1Loss HuberLoss BinaryCrossEntropy BinaryCrossEntropyWithLogits SoftMarginLoss MultiMarginLoss
-    MultilabelMarginLoss""".split()
-)
 _MEAN, _SUM = 1, 2  # torch's numbers for a loss's reduction
 
 
@@ -39,20 +31,6 @@ class Reading:
 
     examples: int
     share: Share
-
-
-class Place(NamedTuple):
-    """Where examples meet: an argument of a node (−1: the node's own result), and the gradient that arrives there."""
-
-    node: Any
-    argument: int
-    grad: Tensor
-    layout: Rows | Single
-
-    @property
-    def is_number(self) -> bool:
-        """Whether it is the number of one example."""
-        return isinstance(self.layout, Single) and self.argument < 0
 
 
 class _Term:
@@ -67,7 +45,7 @@ _NOTHING = Share(0.0, 0.0)
 
 def read_mean(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> Reading:
     """For a loss that is a mean; refuses one that is a sum, or a weighted mean, or none of them."""
-    terms = _Reader(trace, True).read_all(_terms(trace, roots, seeds))
+    terms = _Reader(trace, True).read_all(places_of(trace, roots, seeds))
     if not terms:
         return Reading(trace.examples * trace.samples, _NOTHING)
     sets = [term.counted for term in terms]
@@ -82,60 +60,7 @@ def read_mean(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | No
 
 def check_sum(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> None:
     """For a loss that is declared to be a sum; refuses a mean."""
-    _Reader(trace, False).read_all(_terms(trace, roots, seeds))
-
-
-def _terms(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> list[Place]:
-    """All places, from the root down, at which examples that were apart are put together."""
-    found: list[Place] = []
-    arrived: dict[Any, dict[int, Tensor]] = {}
-    for root, seed in zip(roots, seeds, strict=True):
-        node, grad = root.grad_fn, torch.ones_like(root) if seed is None else seed
-        if node is None:
-            continue
-        layout = trace.layout(node, root.output_nr)
-        if isinstance(layout, (Rows, Single)):
-            found.append(Place(node, -1, grad, layout))
-        elif isinstance(layout, Batch):
-            _arrive(arrived, node, root.output_nr, grad)
-    while arrived:
-        node = max(arrived, key=lambda n: n._sequence_nr())
-        grads = arrived.pop(node)
-        _descend(trace, node, grads, arrived, found)
-    return found
-
-
-def _descend(trace: Trace, node: Any, grads: dict[int, Tensor], arrived: Any, found: list[Any]) -> None:
-    """Through one node of the part in which all examples are together."""
-    name, layouts = operation_name(type(node)), trace.arguments(node)
-    apart = [k for k, layout in enumerate(layouts) if isinstance(layout, (Rows, Single))]
-    grad = grads[0] if list(grads) == [0] else None
-    if apart and (name in _LOSSES or name.startswith(("NllLoss", "Sum", "Mean"))) and grad is not None:
-        found.append(Place(node, apart[0], grad, layouts[apart[0]]))  # type: ignore[arg-type]
-        return
-    sources = sum(child is not None for child, _ in node.next_functions)
-    bilinear = (
-        name in _BILINEAR or (name == "Div" and node.next_functions[1][0] is not None)
-    ) and sources > 1
-    if name in ("Dot", "Vdot") and apart and grad is not None:
-        found.append(Place(node, apart[0], grad, layouts[apart[0]]))  # type: ignore[arg-type]
-        return
-    if name not in _LINEAR or bilinear or (name == "Div" and node.next_functions[1][0] is not None):
-        raise UnsupportedOperation(_not_linear(node.name()))
-    back = node(*[grads.get(k) for k in range(len(node._input_metadata))])
-    for k, sent in enumerate(back if isinstance(back, tuple) else (back,)):
-        if k >= len(layouts) or sent is None:
-            continue
-        child, own = node.next_functions[k]
-        if isinstance(layouts[k], Batch):
-            _arrive(arrived, child, own, sent)
-        elif layouts[k] is not None:
-            found.append(Place(child, -1, sent, layouts[k]))  # type: ignore[arg-type]
-
-
-def _arrive(arrived: dict[Any, dict[int, Tensor]], node: Any, own: int, grad: Tensor) -> None:
-    slots = arrived.setdefault(node, {})
-    slots[own] = slots[own] + grad if own in slots else grad.detach()
+    _Reader(trace, False).read_all(places_of(trace, roots, seeds))
 
 
 class _Ambiguous(UnsupportedOperation):
@@ -170,7 +95,7 @@ class _Reader:
         name, counted = operation_name(type(node)), present if len(present) < self._examples else None
         if argument >= 0 and name.startswith("NllLoss"):
             return self._read_nll(node, layout, size, counted)
-        is_mean = argument >= 0 and (name == "Mean" or (name in _LOSSES and node._saved_reduction == _MEAN))
+        is_mean = argument >= 0 and (name == "Mean" or (name in LOSSES and node._saved_reduction == _MEAN))
         if is_mean:
             size = _size(grad, True)  # of several means, each is one
             self._refuse_mean(node, present, size)
@@ -199,7 +124,7 @@ class _Reader:
             if self._mean and weight is not None:
                 known = weight[target[valid]]
                 if known.numel() and not bool((known == known[0]).all()):
-                    raise UnsupportedOperation(_weighted(node.name(), float(known.sum()), len(kept)))
+                    raise UnsupportedOperation(weighted(node.name(), float(known.sum()), len(kept)))
             return _Term(kept if len(kept) < self._examples else None, Share(size, size))
         weights = valid.to(torch.float64)
         if weight is not None:
@@ -231,7 +156,7 @@ class _Reader:
         if not closed and failure is not None:
             raise failure
         if len({term.counted for term in closed}) > 1:
-            raise UnsupportedOperation(_unreadable(node.name(), 1 / size, len(present), self._examples))
+            raise UnsupportedOperation(unreadable(node.name(), 1 / size, len(present), self._examples))
         return (closed or found)[0]
 
     def _judge(self, node: Any, layout: Rows | Single, axis: int, size: float, weights: Tensor) -> _Term:
@@ -264,9 +189,9 @@ class _Reader:
         elif of_all != of_kept:
             return _Term(kept if of_kept else None, Share(1.0, 1.0))
         if not equal:
-            raise UnsupportedOperation(_weighted(node.name(), divisor, count))
+            raise UnsupportedOperation(weighted(node.name(), divisor, count))
         kind = _Ambiguous if of_all and of_kept else UnsupportedOperation
-        raise kind(_unreadable(node.name(), divisor, count, everything))
+        raise kind(unreadable(node.name(), divisor, count, everything))
 
     def _examples_of(self, layout: Rows | Single, axis: int, kept: Tensor) -> frozenset[int]:
         """The examples of which an element is kept; they are counted by dimension `axis` of `kept`."""
@@ -292,37 +217,3 @@ def _fits(divisor: float, number: int) -> bool:
         return False
     ratio = number / divisor
     return abs(ratio - 1) < 1e-4 or (ratio > 200 and abs(math.log2(ratio) - round(math.log2(ratio))) < 1e-6)
-
-
-REMEDY = (
-    "Take the mean of the losses of single examples (reduction='none', then .mean()), let the closure return them, or "
-    "declare reduction='sum' and sum them."
-)
-
-
-def _not_linear(name: str) -> str:
-    return (
-        f"{name} comes after the examples were reduced to one number, so the loss is neither a mean nor a sum over "
-        f"examples, and no example has a loss of its own. {REMEDY} IVON and BayesByBackprop need no gradients of single "
-        "examples."
-    )
-
-
-def _weighted(name: str, divisor: float, count: int) -> str:
-    return (
-        f"the loss is a weighted mean: {name} divides by the sum of the weights of {count} examples, {divisor:.6g}. Whether "
-        "an example's own loss has its weight in it cannot be told. Weigh the losses of single examples and take their "
-        "mean: (weight[y] * F.cross_entropy(z, y, reduction='none')).mean(); or declare reduction='sum' and sum them."
-    )
-
-
-def _unreadable(name: str, divisor: float, count: int, everything: int) -> str:
-    if abs(divisor - 1) < 1e-6:
-        return (
-            f"reduction='mean' is declared, but {name} sums the losses of {count} examples, so the squares would be "
-            f"{count}² times too large. Declare reduction='sum', or take the mean."
-        )
-    return (
-        f"{name} sums the losses of {count} examples in a batch of {everything}, and the sum is divided by {divisor:.6g}, "
-        f"so over how many examples the loss is a mean cannot be told. Divide by their number. {REMEDY}"
-    )

@@ -25,17 +25,37 @@ _known: dict[Any, "Structure"] = {}
 # The attributes on which the layout of a result depends, beside shapes.
 _ATTRIBUTES = {
     **dict.fromkeys(
-        "Softmax LogSoftmax SafeSoftmax Cumsum Cumprod Logcumsumexp Glu Unsqueeze Cat Stack Unbind".split(),
+        [
+            "Softmax",
+            "LogSoftmax",
+            "SafeSoftmax",
+            "Cumsum",
+            "Cumprod",
+            "Logcumsumexp",
+            "Glu",
+            "Unsqueeze",
+            "Cat",
+            "Stack",
+            "Unbind",
+        ],
         ("_saved_dim",),
     ),
-    **dict.fromkeys("Flip Roll Permute".split(), ("_saved_dims",)),
+    **dict.fromkeys(["Flip", "Roll", "Permute"], ("_saved_dims",)),
     "Transpose": ("_saved_dim0", "_saved_dim1"),
     "Slice": ("_saved_dim", "_saved_start", "_saved_end", "_saved_step"),
     "Select": ("_saved_dim", "_saved_index"),
     "Repeat": ("_saved_repeats",),
     "NativeLayerNorm": ("_saved_normalized_shape",),
     **dict.fromkeys(
-        "NllLoss NllLoss2D MseLoss SmoothL1Loss HuberLoss BinaryCrossEntropy BinaryCrossEntropyWithLogits".split(),
+        [
+            "NllLoss",
+            "NllLoss2D",
+            "MseLoss",
+            "SmoothL1Loss",
+            "HuberLoss",
+            "BinaryCrossEntropy",
+            "BinaryCrossEntropyWithLogits",
+        ],
         ("_saved_reduction",),
     ),
     **dict.fromkeys(("SumBackward1", "MeanBackward1", "VarBackward0"), ("_saved_dim", "_saved_keepdim")),
@@ -43,7 +63,23 @@ _ATTRIBUTES = {
     **dict.fromkeys(("SqueezeBackward1", "SqueezeBackward2"), ("_saved_dim",)),
     **dict.fromkeys((*ELEMENTWISE, *SHAPES_ALONE), ()),
 }
-_UNARY = frozenset("Relu Sigmoid Tanh Gelu Silu Softmax LogSoftmax Exp Log Neg Dropout ToCopy Clone".split())
+_UNARY = frozenset(
+    [
+        "Relu",
+        "Sigmoid",
+        "Tanh",
+        "Gelu",
+        "Silu",
+        "Softmax",
+        "LogSoftmax",
+        "Exp",
+        "Log",
+        "Neg",
+        "Dropout",
+        "ToCopy",
+        "Clone",
+    ]
+)
 
 
 class Structure:

@@ -52,8 +52,8 @@ def subjects_of(parameters: Parameters) -> Subjects:
     """Reads a module, parameters() or named_parameters(); anything else is an error that says what it got."""
     if isinstance(parameters, torch.nn.Module):
         held, buffers = _contents(parameters)
-        for name, p in parameters.named_parameters():
-            refuse_distributed(name, p)
+        for name, parameter in parameters.named_parameters():
+            refuse_distributed(name, parameter)
         return Subjects(held, buffers, partial(_names, parameters))
     if isinstance(parameters, (Tensor, str, dict)) or not isinstance(parameters, Iterable):
         raise InvalidType(

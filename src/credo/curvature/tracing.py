@@ -189,6 +189,7 @@ def _message(name: str, reason: str) -> str:
         f"{name} {reason}, so the gradients of single examples cannot be told apart, and their squares would be "
         "wrong. Let row i of every tensor depend on example i alone: reorder, pair or mix the inputs before the model "
         "instead of its outputs; give the members of a pair or a triplet a pass through the model each, or put them "
-        "beside each other in (B, 3, …) with examples=B; use IVON or BayesByBackprop, which need no gradients of single "
+        "beside each other in (B, 3, …) with examples=B; use IVON or BayesByBackprop, which need no gradients of "
+        "single "
         "examples, for losses that compare examples."
     )

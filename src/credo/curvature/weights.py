@@ -17,8 +17,8 @@ _FARTHEST = 16
 def readings(trace: Trace, node: Any, own: int, layout: Rows) -> Iterator[Tensor | None]:
     """Ways to read what is summed, as weights of losses: none first, then with one mask or weight after the other.
 
-    (w * mask * loss).sum() is a sum of all, or of those in the mask. Weights have the shape of what is summed; factors that
-    are the same for all rows are part of the losses.
+    (w * mask * loss).sum() is a sum of all, or of those in the mask. Weights have the shape of what is summed; factors
+    that are the same for all rows are part of the losses.
     """
     shape = tuple(node._input_metadata[own].shape)
     weights: Tensor | None = None
@@ -47,13 +47,14 @@ def _factor(node: Any, name: str, edge: int) -> Tensor | None:
     if name == "Mul":
         other: Tensor | None = node._saved_self if edge else node._saved_other
         return other
-    if name == "Div":
-        return None if edge else node._saved_other.reciprocal()
-    if name == "Where":
-        return ~node._saved_condition if edge else node._saved_condition
-    if name == "MaskedFill":
-        return ~node._saved_mask
-    return _ONE if name in _PASSED else None
+    found: Tensor | None = _ONE if name in _PASSED else None
+    if name == "Div" and not edge:
+        found = node._saved_other.reciprocal()
+    elif name == "Where":
+        found = ~node._saved_condition if edge else node._saved_condition
+    elif name == "MaskedFill":
+        found = ~node._saved_mask
+    return found
 
 
 def _varies(factor: Tensor, shape: tuple[int, ...], layout: Rows) -> bool:

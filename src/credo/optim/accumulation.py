@@ -37,7 +37,8 @@ class Held:
     def add(self, columns: Sequence[Column], gathered: Gathered, scales: tuple[float, float]) -> None:
         if self.batches and scales != self._scales:
             raise CallOrderError(
-                f"the loss scale changed from {self._scales[0]:g} to {scales[0]:g} between micro-batches of one update. "
+                f"the loss scale changed from {self._scales[0]:g} to {scales[0]:g} between micro-batches of one "
+                "update. "
                 "Call scaler.update() after the last of them only."
             )
         examples = gathered.examples // max(gathered.samples, 1)
@@ -131,8 +132,10 @@ class Accumulating(Optimizer):
             return True
         if not getattr(gathered, "counted", True) and self.settings["reduction"] == "mean":
             raise UnsupportedOperation(
-                "the number of examples cannot be read from the operations of this model, and micro-batches are weighed "
-                "by it. Run them as several backward passes of one sampled() block, each with its share of the mean loss."
+                "the number of examples cannot be read from the operations of this model, and micro-batches are "
+                "weighed "
+                "by it. Run them as several backward passes of one sampled() block, each with its share of the "
+                "mean loss."
             )
         mean_loss = gathered.vectorized or self.settings["reduction"] == "mean"
         with torch.no_grad():

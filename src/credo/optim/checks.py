@@ -45,8 +45,10 @@ def foreign_gradients(parameters: Sequence[Tensor], left: Left) -> list[Tensor]:
 
 
 _REMEDY = (
-    "Micro-batches add up inside credo: call optimizer.accumulate(n) once, step(closure) for every micro-batch with its own "
-    "mean loss, and leave the framework's accumulation off (accumulate_grad_batches=1, gradient_accumulation_steps=1); or "
+    "Micro-batches add up inside credo: call optimizer.accumulate(n) once, step(closure) for every micro-batch "
+    "with its own "
+    "mean loss, and leave the framework's accumulation off (accumulate_grad_batches=1, "
+    "gradient_accumulation_steps=1); or "
     "run them as several backward passes of one `with optimizer.sampled():` block, each loss divided by their number. "
     "Gradients that are not wanted: zero_grad() first."
 )
@@ -56,7 +58,8 @@ def refuse_foreign_gradients(parameters: list[Tensor], left: Left) -> None:
     """A gradient that no block took belongs to no sample."""
     if foreign_gradients(parameters, left):
         raise CallOrderError(
-            "a parameter holds a gradient that was taken outside a sampled() block, where the weights were not a sample "
+            "a parameter holds a gradient that was taken outside a sampled() block, where the weights were not a "
+            "sample "
             f"and no squares were taken. {_REMEDY}"
         )
 
@@ -75,7 +78,8 @@ class Clearing:
             return
         if optimizer._gathered.samples:
             raise CallOrderError(
-                f"{optimizer._gathered.samples} sample(s) were taken in sampled() blocks, and step was given a closure, which "
+                f"{optimizer._gathered.samples} sample(s) were taken in sampled() blocks, and step was given a "
+                "closure, which "
                 "takes its own. Call step() without a closure, or leave the blocks out."
             )
         self._before = [(p, p.grad) for p in foreign_gradients(optimizer._trainable(), optimizer._left)]
@@ -117,7 +121,8 @@ class Clearing:
             ]
         if any(kept):
             raise CallOrderError(
-                "parameters hold gradients that were taken outside a block, and the closure adds to them: they are not at "
+                "parameters hold gradients that were taken outside a block, and the closure adds to them: they "
+                "are not at "
                 f"its sample, and their squares are not known. {_REMEDY}"
             )
         return loss

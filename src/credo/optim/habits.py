@@ -34,7 +34,8 @@ _HABITS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "weight_decay": (
         (
             ("prior_precision",),
-            "a prior does its work, as part of the posterior: prior_precision = weight_decay · data_size, for L2 in the loss "
+            "a prior does its work, as part of the posterior: prior_precision = weight_decay · data_size, for L2 "
+            "in the loss "
             "(Adam, SGD) as for decoupled decay (AdamW)",
         ),
     ),
@@ -112,7 +113,8 @@ def answered(init: Init) -> Init:
         for name, value in kwargs.items():
             if name not in known:
                 raise InvalidType(
-                    f"{method} has no argument {name!r} (got {value!r}). {answer(name, known)} It has: {', '.join(known)}."
+                    f"{method} has no argument {name!r} (got {value!r}). {answer(name, known)} It has: "
+                    f"{', '.join(known)}."
                 )
         try:
             given = signature.bind(self, *args, **kwargs).arguments
@@ -138,7 +140,7 @@ def _explained(error: TypeError) -> str:
     if "data_size" in text:
         return "data_size is missing, the number of training examples: data_size=len(train_set)."
     if "positional" in text:
-        return "only params and lr may come without their names; betas, weight_decay and the like have other names here."
+        return "only params and lr may come without names; betas, weight_decay and the like have other names here."
     return f"{text}."
 
 
@@ -152,7 +154,8 @@ def _warn_of_adam(method: str, given: dict[str, Any]) -> None:
         and lr in _OF_ADAM
     ):
         warnings.warn(
-            f"{method}(lr={lr:g}): this looks like Adam's lr. Here a step is lr·m/(s + γ), with squares and not their roots, so "
+            f"{method}(lr={lr:g}): this looks like Adam's lr. Here a step is lr·m/(s + γ), with squares and not "
+            "their roots, so "
             "that the same number means something else. Leave lr out: a step is then of a size that fits each tensor. "
             "To keep the number, give damping too.",
             stacklevel=4,
