@@ -58,8 +58,7 @@ class Interception(TorchFunctionMode):
         self._provenance = Provenance(subjects.sources, subjects.constants)
         self._declared = declared
         self._calls = 0
-        self._examples_second = 0  # inside attention, the number of examples
-        self._merges = Merges()
+        self._examples_second, self._merges = 0, Merges()  # the number of examples inside attention
 
     def __enter__(self) -> "Interception":
         _push_on_torch_function_stack(self)
