@@ -42,7 +42,9 @@ MEANS = {
         1.0,
     ),
     "ignored, among all": (lambda z: F.cross_entropy(z, IGNORED, reduction="none").mean(), ALL, KEPT),
-    "ignored, smoothed": (lambda z: F.cross_entropy(z, IGNORED, label_smoothing=0.0) * 2, KEPT, 2.0),
+    "ignored, a factor": (lambda z: F.cross_entropy(z, IGNORED) * 2, KEPT, 2.0),
+    "a factor on a sum": (lambda z: 0.5 * (own(z).sum() / M), ALL, 0.5),
+    "a factor on a masked mean": (lambda z: 0.5 * (own(z) * KEPT).sum() / KEPT.sum(), KEPT, 0.5),
     "rows by a mask": (lambda z: F.cross_entropy(z[KEPT], Y[KEPT]), KEPT, 1.0),
     "rows by numbers": (lambda z: F.cross_entropy(z[[7, 0, 3]], Y[[7, 0, 3]]), KEPT, 1.0),
     "rows by index_select": (
@@ -184,6 +186,17 @@ def test_tokens_of_sequences_are_weighed_as_the_batch_does():
         net.zero_grad()
 
 
+def test_label_smoothing_with_ignored_examples():
+    net, squares = layer(), torch.zeros(C, 4, dtype=torch.float64)
+    for i in KEPT.nonzero().flatten().tolist():
+        loss = F.cross_entropy(net(X[i : i + 1]), Y[i : i + 1], label_smoothing=0.2)
+        squares += torch.autograd.grad(loss, net.weight)[0].square()
+    with credo.capture(net) as stats:
+        F.cross_entropy(net(X), IGNORED, label_smoothing=0.2).backward()
+    assert stats.examples == 3
+    assert relative_error(stats.squares[net.weight], squares) < 1e-12
+
+
 def test_micro_batches_must_be_shares():
     net = layer()
     with credo.capture(net):
@@ -195,6 +208,19 @@ def test_micro_batches_must_be_shares():
         for part in (slice(0, 2), slice(2, 8)):
             (F.cross_entropy(net(X[part]), Y[part], reduction="sum") / M).backward()
     assert stats.examples == M
+    assert relative_error(stats.squares[net.weight], squares) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [lambda z, y, k: F.cross_entropy(z, y), lambda z, y, k: (own(z, y.clamp(min=0)) * k).sum() / k.sum()],
+)
+def test_micro_batches_with_masks(loss):
+    net, squares = layer(), truth(layer(), KEPT, 0.5 * 3 / torch.tensor([1, 1, 1, 2, 2, 2, 2, 2]))[0]
+    with credo.capture(net) as stats:  # of the first micro-batch one counts, of the second two
+        for part in (slice(0, 3), slice(3, 8)):
+            (loss(net(X[part]), IGNORED[part], KEPT[part]) / 2).backward()
+    assert stats.examples == 3
     assert relative_error(stats.squares[net.weight], squares) < 1e-12
 
 

@@ -87,6 +87,10 @@ def means(random: Random, shape: tuple[int, ...]) -> dict[str, Reduced]:
         "times 1/M": Reduced(lambda e: e.sum() * (1 / m), one / m, everyone),
         "over columns": Reduced(lambda e: e.mean(0).sum(), one / m, everyone),
         "a factor": Reduced(lambda e: 0.3 * e.mean(), 0.3 * one / size, everyone),
+        "a factor on a sum": Reduced(lambda e: 0.3 * (e.sum() / m), 0.3 * one / m, everyone),
+        "a factor on a masked mean": Reduced(
+            lambda e: 0.3 * ((rows(e) * mask).sum() / mask.sum()), 0.3 * spread / k, some
+        ),
         "negative": Reduced(lambda e: -((-e).mean()), one / size, everyone),
         "in a loop": Reduced(lambda e: sum(e[i].sum() for i in range(m)) / m, one / m, everyone),
         "stacked": Reduced(
@@ -131,6 +135,7 @@ def refused_means(shape: tuple[int, ...]) -> dict[str, Callable[[Tensor], Tensor
         "sum": lambda e: e.sum(),
         "sum of rows": lambda e: rows(e).sum(),
         "half a sum": lambda e: 0.5 * e.sum() * 2.5,
+        "a sum by the wrong number": lambda e: rows(e).sum() / (m + 0.5) * 1.5,
         "sum in a loop": lambda e: sum(e[i].sum() for i in range(m)),
         "sum over columns": lambda e: rows(e).unsqueeze(1).expand(-1, 3).sum(0).mean(),
         "weighted": lambda e: (rows(e) * weights).sum() / weights.sum(),
@@ -143,7 +148,7 @@ def refused_means(shape: tuple[int, ...]) -> dict[str, Callable[[Tensor], Tensor
         "quotient": lambda e: rows(e).mean() / (e.square().mean() + 1.0),
         "norm": lambda e: e.norm(),
         "median": lambda e: rows(e).median(),
-        "divided by too much": lambda e: rows(e).sum() / (3 * m + 1),
+        "divided by too much": lambda e: rows(e).sum() / (3 * m + 0.5),
     }
 
 

@@ -72,11 +72,12 @@ class _Reader:
 
     def __init__(self, trace: Trace, mean: bool):
         self._trace, self._mean, self._examples = trace, mean, trace.examples
+        self._divisors: frozenset[float] = frozenset()  # of the place that is being read
 
     def read_all(self, places: Sequence[Place]) -> list[_Term]:
         """Numbers of single examples that were added up one after the other are one sum."""
         ones = [place for place in places if place.is_number]
-        terms = [self._read(*place) for place in places if not place.is_number]
+        terms = [self._read(place) for place in places if not place.is_number]
         return terms + self._read_numbers(ones, [float(place.grad.abs().sum()) for place in ones])
 
     def _read_numbers(self, places: Sequence[Place], sizes: Sequence[float]) -> list[_Term]:
@@ -84,10 +85,12 @@ class _Reader:
         for size in {size for size in sizes if size > 0 and math.isfinite(size)}:
             alike = [place for place, own in zip(places, sizes, strict=True) if own == size]
             examples = frozenset(place.layout.example for place in alike if isinstance(place.layout, Single))
+            self._divisors = frozenset().union(*(place.divisors for place in alike))
             terms.append(self._decide(alike[0].node, size, examples, len(alike), True, None))
         return terms
 
-    def _read(self, node: Any, argument: int, grad: Tensor, layout: Rows | Single) -> _Term:
+    def _read(self, place: Place) -> _Term:
+        node, argument, grad, layout, self._divisors = place
         present = frozenset((layout.example,) if isinstance(layout, Single) else layout.examples())
         size = _size(grad, argument < 0)
         if size == 0 or not math.isfinite(size):
@@ -179,18 +182,22 @@ class _Reader:
             if count > 1 and _fits(divisor, count):
                 self._refuse_mean(node, kept)
             return _Term(None, _NOTHING)
-        of_all = _fits(divisor, everything) or (among is not None and _fits(divisor, among))
-        of_kept = equal and (_fits(divisor, count) or _fits(divisor, elements))
+        # A factor beside the division, as in 0.1 * sum / M, is part of every loss.
+        known = {divisor, *self._divisors}
+        of_all = _fitting(known, (everything, among))
+        of_kept = _fitting(known, (count, elements)) if equal else None
+        number = of_all or of_kept
         if count == everything:
             # Each loss is its share of a mean, so that a sum may be divided by more than is here, but not by less.
-            if of_all or of_kept or (equal and divisor > everything):
-                share = Share(everything / divisor, elements / divisor, not (of_all or of_kept))
-                return _Term(None, share)
-        elif of_all != of_kept:
-            return _Term(kept if of_kept else None, Share(1.0, 1.0))
+            if number is not None:
+                return _Term(None, Share(number / divisor, number / divisor))
+            if equal and divisor > everything:
+                return _Term(None, Share(everything / divisor, elements / divisor, True))
+        elif number is not None and (of_all is None or of_kept is None):
+            return _Term(None if of_kept is None else kept, Share(number / divisor, number / divisor))
         if not equal:
             raise UnsupportedOperation(weighted(node.name(), divisor, count))
-        kind = _Ambiguous if of_all and of_kept else UnsupportedOperation
+        kind = _Ambiguous if number is not None else UnsupportedOperation
         raise kind(unreadable(node.name(), divisor, count, everything))
 
     def _examples_of(self, layout: Rows | Single, axis: int, kept: Tensor) -> frozenset[int]:
@@ -209,6 +216,11 @@ def _size(grad: Tensor, of_rows: bool) -> float:
     if grad.numel() == 0:
         return 0.0
     return float(grad.abs().max() if of_rows else grad.abs().sum())
+
+
+def _fitting(divisors: set[float], numbers: Sequence[int | None]) -> int | None:
+    """The first of the numbers that something was divided by."""
+    return next((n for n in numbers if n is not None and any(_fits(d, n) for d in divisors)), None)
 
 
 def _fits(divisor: float, number: int) -> bool:
