@@ -161,6 +161,29 @@ def test_a_state_dict_amid_micro_batches_resumes_exactly(method):
     torch.testing.assert_close(snapshot(model, optimizer), truth, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_copy_amid_micro_batches_goes_on_as_the_original(method):
+    model, optimizer = build(method)
+    optimizer.accumulate(2)
+    optimizer.step(closure_of(model, optimizer, X[:6], Y[:6]))
+    other, copied = copy.deepcopy((model, optimizer))
+    assert copied.pending() == 1
+    optimizer.step(closure_of(model, optimizer, X[6:], Y[6:]))
+    copied.step(closure_of(other, copied, X[6:], Y[6:]))
+    torch.testing.assert_close(snapshot(other, copied), snapshot(model, optimizer), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_optimiser_of_the_same_model_takes_no_notice_of_what_the_first_has_left(method):
+    """As in continual learning, where each task has its own."""
+    model, optimizer = build(method)
+    optimizer.step(closure_of(model, optimizer, X, Y))
+    assert any(p.grad is not None for p in model.parameters())
+    later = getattr(credo, method)(model, lr=0.1, data_size=100)
+    later.step(lambda: F.cross_entropy(model(X), Y, reduction="none"))
+    assert later.counters["step"] == 1
+
+
 def test_bad_numbers_and_moments():
     model, optimizer = build("VOGN")
     for wrong in (0, -1, 1.5, "4", None):

@@ -22,7 +22,7 @@ from credo.optim.accumulation import Accumulating, Held
 from credo.optim.block import Block
 from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
 from credo.optim.gathering import Gathered, Seen
-from credo.optim.groups import joining_group, parameter_groups, parameter_names
+from credo.optim.groups import Grouped, joining_group, parameter_groups
 from credo.optim.habits import Answering
 from credo.optim.hooks import hooked
 from credo.optim.joining import join
@@ -33,7 +33,7 @@ from credo.optim.shards import WIDTHS, ElementShards, Shards, whole
 from credo.posterior import Posterior
 
 
-class BayesianOptimizer(Answering, Accumulating, ABC):
+class BayesianOptimizer(Answering, Accumulating, Grouped, ABC):
     """A torch optimiser whose state is a posterior.
 
     Tunables are in `param_groups`, learned values in `state[p]`; `settings` hold for all groups and
@@ -58,6 +58,7 @@ class BayesianOptimizer(Answering, Accumulating, ABC):
         self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
         self._start_afresh()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
+        self._left = checks.Left(self._trainable())  # what is older than the optimiser is not meant for it
         join(self, self._module_now())
 
     @abstractmethod
@@ -239,14 +240,16 @@ class BayesianOptimizer(Answering, Accumulating, ABC):
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("copy")
         own = {"settings": dict(self.settings), "counters": dict(self.counters), "_shards": self._shards}
+        own["_held"] = self._held
         return {**super().__getstate__(), **own, **{name: getattr(self, name) for name in self._kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if not hasattr(self, "_module"):  # a copy does not know the module, only its parameters
-            self._module, held = None, self._shards
+            self._module, held, waiting = None, self._shards, self._held
             self._start_afresh()
             held.refuse_another_part(self._shards)
+            self._held = waiting
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """torch's; refuses misspelt options and values out of range."""
@@ -267,9 +270,9 @@ class BayesianOptimizer(Answering, Accumulating, ABC):
     def _start_afresh(self) -> None:
         """Forgets the samples of the step under way."""
         self._gathered, self._held = self._nothing_gathered(), Held()
-        self._inside, self._left, self._warned = None, checks.Left(), False
-        self._plans = Plans()
-        self._keeper = MeanKeeper()
+        self._inside, self._warned = None, False
+        self._left = checks.Left([p for g in getattr(self, "param_groups", ()) for p in g["params"]])
+        self._plans, self._keeper = Plans(), MeanKeeper()
         self._world = world()
         self._shards = self._kind_of_shards(self._world, bool(self.settings.get("sharded")))
 
@@ -278,18 +281,8 @@ class BayesianOptimizer(Answering, Accumulating, ABC):
         own = 0 if self.settings.get("shared_noise") else self._world.rank if rank is None else rank
         return own << 48 | (self.counters["draws"] if draw is None else draw)
 
-    def _trainable(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-
-    def names(self) -> dict[int, str]:
-        """id → name; parameters that came without names are numbered."""
-        return parameter_names(self.param_groups)
-
     def _subjects(self, parameters: list[Tensor]) -> Subjects:
         return self._plans.subjects_for(parameters, self.param_groups, self._module_now())
-
-    def _module_now(self) -> nn.Module | None:
-        return None if self._module is None else self._module()
 
     def _refuse_inside(self, what: str) -> None:
         if self._inside is not None:

@@ -4,12 +4,14 @@ With a module, its normalisation layers go into a group of their own: they are d
 no prior, as in the paper, and are preconditioned like all others.
 """
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
 
 from credo.curvature.subjects import refuse_opaque
 from credo.errors import CallOrderError, InvalidType, InvalidValue, UnsupportedOperation
@@ -17,6 +19,22 @@ from credo.optim import arguments
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+class Grouped(Optimizer):
+    """The part of an optimiser that knows its parameters, and the module that they came with."""
+
+    _module: "weakref.ref[nn.Module] | None"
+
+    def names(self) -> dict[int, str]:
+        """id → name; parameters that came without names are numbered."""
+        return parameter_names(self.param_groups)
+
+    def _trainable(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    def _module_now(self) -> nn.Module | None:
+        return None if self._module is None else self._module()
 
 
 def parameter_groups(given: Any) -> list[dict[str, Any]]:
