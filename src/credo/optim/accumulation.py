@@ -10,12 +10,12 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from credo.errors import CallOrderError, UnsupportedOperation
 from credo.optim import arguments, checks
 from credo.optim.columns import Column, gradients
 from credo.optim.gathering import Gathered
+from credo.optim.groups import Grouped
 
 
 @final
@@ -92,7 +92,7 @@ def _added(before: list[Tensor | None], new: list[Tensor | None]) -> list[Tensor
     return [b if a is None else a if b is None else a.add_(b) for a, b in pairs]
 
 
-class Accumulating(Optimizer):
+class Accumulating(Grouped):
     """The part of an optimiser that puts micro-batches together."""
 
     settings: dict[str, Any]
@@ -147,5 +147,5 @@ class Accumulating(Optimizer):
             return True
         if gathered.shares_samples:
             self._held.rewind(self.counters)
-        self._left = checks.Left(parameters)
+        self._left = checks.Left(self._members())
         return False

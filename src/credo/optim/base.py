@@ -22,7 +22,7 @@ from credo.optim.accumulation import Accumulating, Held
 from credo.optim.block import Block
 from credo.optim.diagnostics import GroupDiagnostics, Part, summarise
 from credo.optim.gathering import Gathered, Seen
-from credo.optim.groups import Grouped, joining_group, parameter_groups
+from credo.optim.groups import joining_group, parameter_groups
 from credo.optim.habits import Answering
 from credo.optim.hooks import hooked
 from credo.optim.joining import join
@@ -33,7 +33,7 @@ from credo.optim.shards import WIDTHS, ElementShards, Shards, whole
 from credo.posterior import Posterior
 
 
-class BayesianOptimizer(Answering, Accumulating, Grouped, ABC):
+class BayesianOptimizer(Answering, Accumulating, ABC):
     """A torch optimiser whose state is a posterior.
 
     Tunables are in `param_groups`, learned values in `state[p]`; `settings` hold for all groups and
@@ -58,7 +58,7 @@ class BayesianOptimizer(Answering, Accumulating, Grouped, ABC):
         self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
         self._start_afresh()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
-        self._left = checks.Left(self._trainable())  # what is older than the optimiser is not meant for it
+        self._left = checks.Left(self._members())  # what is older than the optimiser is not meant for it
         join(self, self._module_now())
 
     @abstractmethod
@@ -179,7 +179,7 @@ class BayesianOptimizer(Answering, Accumulating, Grouped, ABC):
             with torch.no_grad(), self._shards.standing_in(self):
                 loss = self._gathered.share(self._shards, parameters, self.settings, self.counters, loss)
                 self._update_or_refuse(loss)
-        self._left = checks.Left(parameters)
+        self._left = checks.Left(self._members())
         return loss
 
     def _run_share(self, closure: Callable[[], Tensor]) -> Tensor | None:
@@ -271,7 +271,7 @@ class BayesianOptimizer(Answering, Accumulating, Grouped, ABC):
         """Forgets the samples of the step under way."""
         self._gathered, self._held = self._nothing_gathered(), Held()
         self._inside, self._warned = None, False
-        self._left = checks.Left([p for g in getattr(self, "param_groups", ()) for p in g["params"]])
+        self._left = checks.Left(self._members())
         self._plans, self._keeper = Plans(), MeanKeeper()
         self._world = world()
         self._shards = self._kind_of_shards(self._world, bool(self.settings.get("sharded")))
