@@ -125,7 +125,7 @@ def check_optimiser(program: Program, method: str, loop: str) -> bool:
             schedule.step()
     except CredoError as error:
         raise Failure(f"{program.describe()}: {method}: refused for single examples: {error}") from error
-    close = {"rtol": 1e-4, "atol": 1e-5} if method == "BayesByBackprop" else CLOSE
+    close = {"rtol": 1e-4, "atol": 1e-5} if method == "BayesByBackprop" else {"rtol": 1e-7, "atol": 1e-7}
     for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
         if q.grad is None:
             continue
