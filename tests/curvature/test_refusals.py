@@ -227,7 +227,7 @@ def test_squared_gradients_wants_one_number(value):
 
 def test_squares_of_an_unknown_parameter():
     net = linear()
-    with credo.capture(net) as stats:
+    with credo.capture(net, "sum") as stats:
         net(X).sum().backward()
     with pytest.raises(KeyError, match="did not reach"):
         stats.squares[torch.nn.Parameter(torch.ones(1))]
@@ -239,6 +239,6 @@ def test_complex_parameters_have_no_squares():
     with pytest.raises(InvalidType, match=r"'gain' is complex.*view_as_complex"):
         credo.capture(net)
     net.gain.requires_grad_(False)
-    with credo.capture(net) as stats:
+    with credo.capture(net, "sum") as stats:
         (net(X) * net.gain).abs().sum().backward()
     assert net.weight in stats.squares

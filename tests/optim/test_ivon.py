@@ -197,5 +197,6 @@ def test_where_the_examples_cannot_be_counted_only_a_sum_is_refused():
     optimizer.step(lambda: model(torch.ones(5, 3)).square())
     assert optimizer.counters["step"] == 1
     summed = credo.IVON(model, data_size=100, reduction="sum")
+    summed.zero_grad()
     with pytest.raises(credo.errors.UnsupportedOperation, match="number of examples"):
         summed.step(lambda: model(torch.ones(5, 3)).square())

@@ -30,3 +30,6 @@ class Arrangement(Protocol):
 
     def derive(self, function: Any, make: Callable[[Callable[[Tensor], Tensor]], Any], made: Any) -> None:
         """Hears what a function of parameters alone has made; `make` makes it of other values for its tensors."""
+
+    def refuse_left_out(self, counted: int, examples: int) -> None:
+        """Raises where a loss that leaves examples out cannot be served."""

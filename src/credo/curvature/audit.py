@@ -5,32 +5,37 @@ forward outside the block, a compiled or scripted model, a custom autograd funct
 gradient without its square, and is refused here, before anything has changed.
 """
 
-from collections.abc import Container, Iterable
+import math
+from collections.abc import Container, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch._C import DisableTorchFunction
+from torch.nn import Parameter
 
-from credo.curvature.ledger import BackwardPass, Ledger
+from credo.curvature.engine import EngineCall
+from credo.curvature.ledger import WHOLE, BackwardPass, Ledger, Share
 from credo.curvature.mixing import LOOKED_AT, look_at, look_at_operation
 from credo.curvature.operation import Operation
 from credo.curvature.provenance import Derived
+from credo.curvature.reductions import check_sum, read_mean
 from credo.curvature.rules import Generic
+from credo.curvature.structures import FOREIGN, trace_of
+from credo.curvature.tracing import LEAF as _LEAF
 from credo.curvature.watched import Watched
 from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
 
 _grad_fn = attrgetter("grad_fn")
 _WATCHED: Any = Watched._backward_cls
 _DERIVED: Any = Derived._backward_cls
-_LEAF: Any = type(torch.ones(1, requires_grad=True).expand(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 
 
 def audit(
-    roots: Iterable[Tensor], ledger: Ledger, wanted: Container[int], declared: int | None
+    call: EngineCall, ledger: Ledger, wanted: Container[int], declared: int | None, samples: int
 ) -> BackwardPass:
     """The pass about to begin; refuses parameters that it would reach by unwatched ways."""
-    operations = _watched_operations(roots, ledger)
+    operations, nodes, edges = _watched_operations(call.roots, ledger)
     once: set[int] = set()
     more: set[int] = set()
     for operation in operations:
@@ -47,14 +52,53 @@ def audit(
         operation.watched_keys = tuple(keys) if direct else ()
     once -= more
     single = once if wanted is ledger.parameters else {key for key in once if key in wanted}
-    return BackwardPass(_count_examples(operations, ledger, declared), wanted, single)
+    examples = _count_examples(operations, ledger, declared)
+    reaches = wanted is ledger.parameters or any(key in wanted for key in ledger.parameters)
+    counted = examples
+    if reaches and examples > samples:  # one example cannot meet another
+        counted = _count_in_the_loss(call, nodes, edges, ledger, examples, samples)
+    elif reaches and examples:
+        ledger.add_share(Share(math.nan, math.nan))
+    return BackwardPass(examples, counted, wanted, single)
 
 
-def _watched_operations(roots: Iterable[Tensor], ledger: Ledger) -> list[Operation]:
-    """All watched operations under the roots; refuses other edges into watched parameters."""
+def _count_in_the_loss(
+    call: EngineCall,
+    nodes: Sequence[Any],
+    edges: Sequence[int],
+    ledger: Ledger,
+    examples: int,
+    samples: int,
+) -> int:
+    """Over how many examples the loss is a mean; refuses losses in which examples meet."""
+    with DisableTorchFunction():  # what is asked of small tensors here is no part of the forward pass
+        trace, known = trace_of(nodes, edges, examples // samples, samples)
+        if ledger.current is not None or ledger.reduction is None:
+            return examples
+        if ledger.reduction == "sum":
+            check_sum(trace, call.roots, call.seeds)
+            return examples
+        if (
+            known is not None
+            and len(call.roots) == 1
+            and call.seeds[0] is None
+            and known.is_mean_of_all(nodes[0])
+        ):
+            ledger.add_share(WHOLE)
+            return examples
+        reading = read_mean(trace, call.roots, call.seeds)
+        ledger.add_share(reading.share)
+        return reading.examples
+
+
+def _watched_operations(
+    roots: Iterable[Tensor], ledger: Ledger
+) -> tuple[list[Operation], list[Any], list[int]]:
+    """All watched operations under the roots, all nodes, and their edges; refuses other edges into parameters."""
     operations: list[Operation] = []
     nodes: list[Any] = list(map(_grad_fn, roots))
-    seen = {None, *nodes}
+    seen: dict[Any, int] = {None: -1} | {node: k for k, node in enumerate(nodes)}
+    edges: list[int] = []  # by the places of the nodes in the list
     for node in nodes:  # which grows meanwhile
         kind: Any = type(node)
         if kind is _WATCHED:
@@ -70,14 +114,22 @@ def _watched_operations(roots: Iterable[Tensor], ledger: Ledger) -> list[Operati
             known = kind is _DERIVED
             if kind.__name__ in LOOKED_AT:
                 look_at(node, ledger)
-        for child, _ in node.next_functions:
+        for child, own in node.next_functions:
             kind = type(child)
             if not known and (kind is _LEAF or kind is _DERIVED):
                 _check_edge(node, child, ledger)
-            if kind is not _LEAF and child not in seen:
-                seen.add(child)
+            if kind is _LEAF:
+                edges.append(-2 if type(child.variable) is Parameter else FOREIGN)
+                continue
+            place = seen.get(child)
+            if place is None:
+                place = seen[child] = len(nodes)
                 nodes.append(child)
-    return operations
+            edges.append(place)
+            if own:
+                edges.append(-3 - own)  # own > 0
+        edges.append(-2)
+    return operations, nodes, edges
 
 
 def _check_edge(node: Any, child: Any, ledger: Ledger) -> None:

@@ -51,7 +51,10 @@ def capture(
 
 @final
 class watching(AbstractContextManager[Statistics]):
-    """`capture` for arguments that are known to be good; with `stacks`, parameters that have many values at once."""
+    """`capture` for arguments that are known to be good.
+
+    With `stacks`, parameters have many values; `samples` says how many of them are computed at once.
+    """
 
     def __init__(
         self,
@@ -60,8 +63,9 @@ class watching(AbstractContextManager[Statistics]):
         scale: float = 1.0,
         examples: int | None = None,
         stacks: Stacks | None = None,
+        samples: int = 1,
     ):
-        self._interception = Interception(subjects, examples, stacks)
+        self._interception = Interception(subjects, examples, stacks, reduction, samples)
         self._statistics = Statistics(self._interception.ledger, reduction, scale)
 
     def __enter__(self) -> Statistics:
@@ -76,9 +80,11 @@ class watching(AbstractContextManager[Statistics]):
             self._interception.withdraw()
             raise
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
         self._interception.__exit__()
         self._interception.ledger.closed = True
+        if kind is None:
+            self._interception.ledger.check_shares()
 
     def __del__(self) -> None:
         eyes: Interception | None = getattr(self, "_interception", None)

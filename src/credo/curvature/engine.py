@@ -34,9 +34,10 @@ ENGINE_CALLS = frozenset(_NAMES)
 class EngineCall(ABC):
     """A backward pass that somebody asked for."""
 
-    __slots__ = ("create_graph", "roots", "wanted")
+    __slots__ = ("create_graph", "roots", "seeds", "wanted")
 
     roots: Sequence[Tensor]
+    seeds: Sequence[Tensor | None]  # gradients of the roots; None: ones
     wanted: list[Tensor] | None  # whose gradients; None: all leaves
     create_graph: bool
 
@@ -60,6 +61,9 @@ class AnyCall(EngineCall):
     ):
         self._function, self._arguments, self.roots, self.wanted = function, arguments, roots, wanted
         self.create_graph = bool(arguments.get("create_graph"))
+        given = arguments.get("grad_outputs" if function is torch.autograd.grad else "grad_tensors")
+        seeds = [given] if isinstance(given, Tensor) or given is None else list(given)
+        self.seeds = seeds if len(seeds) == len(roots) else [None] * len(roots)
 
     def run(self, eyes: AbstractContextManager[Any]) -> Any:
         twin = _unlocked(self._function)
@@ -78,6 +82,7 @@ class PlainBackward(EngineCall):
 
     def __init__(self, loss: Tensor, retain: bool):
         self.roots, self.wanted, self.create_graph, self._retain = (loss,), None, False, retain
+        self.seeds = (None,)
 
     def run(self, eyes: AbstractContextManager[Any]) -> Any:
         ones = (torch.ones_like(self.roots[0]),)

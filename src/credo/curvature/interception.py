@@ -28,6 +28,7 @@ from credo.curvature.engine import ENGINE_CALLS, added_loss, read_engine_call
 from credo.curvature.inspections import INSPECTIONS
 from credo.curvature.ledger import Ledger
 from credo.curvature.likelihood import is_likelihood
+from credo.curvature.merges import MERGING, Merges
 from credo.curvature.operation import Operation, examples_second
 from credo.curvature.provenance import SELECTIONS, Provenance, Source, tensors_in
 from credo.curvature.rules import Generic, rule_for
@@ -43,13 +44,21 @@ _INTEGERS = {torch.int32, torch.int64}
 class Interception(TorchFunctionMode):
     """One block's eyes; `ledger` is what they saw."""
 
-    def __init__(self, subjects: Subjects, declared: int | None, stacks: Arrangement | None = None):
+    def __init__(
+        self,
+        subjects: Subjects,
+        declared: int | None,
+        stacks: Arrangement | None = None,
+        reduction: str | None = None,
+        samples: int = 1,
+    ):
+        self._samples = samples  # computed at once
         self._stacks = stacks
-        self.ledger = Ledger(subjects.watched, subjects.names)
+        self.ledger = Ledger(subjects.watched, subjects.names, reduction)
         self._provenance = Provenance(subjects.sources, subjects.constants)
         self._declared = declared
         self._calls = 0
-        self._examples_second = 0  # inside attention, the number of examples
+        self._examples_second, self._merges = 0, Merges()  # the number of examples inside attention
 
     def __enter__(self) -> "Interception":
         _push_on_torch_function_stack(self)
@@ -83,7 +92,10 @@ class Interception(TorchFunctionMode):
                 plain = False
         else:
             if plain and func is not torch.arange:
-                return func(*args, **kwargs)
+                result = func(*args, **kwargs)
+                return (
+                    self._merges.note(result, func, args) if func in MERGING or self._merges.known else result
+                )
             return self._pass(func, args, kwargs)
         if func in INSPECTIONS or not torch.is_grad_enabled():
             return known.note_values(func(*args, **kwargs), args, kwargs)
@@ -95,6 +107,7 @@ class Interception(TorchFunctionMode):
     def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call without a parameter, as it is; what it makes of constants alone is a constant."""
         result = func(*args, **kwargs) if self._stacks is None else self._stacks.run(func, args, kwargs)
+        self._merges.note(result, func, args)
         known = self._provenance
         if (
             (known.constants or func is torch.arange)
@@ -147,6 +160,10 @@ class Interception(TorchFunctionMode):
             return self._stacks.run_without_rule(func, args, kwargs)
         sources = tuple(map(self._provenance.source, tensors_in((*args, *kwargs.values()))))
         operation = Generic(func, args, kwargs, [source is not None for source in sources])
+        if self._stacks is not None and _are_functorch_transforms_active():
+            raise UnsupportedOperation(
+                f"{operation.name} has no vectorised form that equals one sample after the other. Use vectorized=False."
+            )
         result, differentiable = operation.run()
         return self._place(operation, sources) if differentiable else result  # else a comparison, a shape
 
@@ -162,6 +179,9 @@ class Interception(TorchFunctionMode):
         operation.watched_order = self._calls
         self._calls += 1
         tensors, operation.tensors = operation.tensors, ()  # `release`
+        for tensor in tensors if self._merges.known and operation.axis == 0 else ():
+            if (known := self._merges.lead(tensor)) is not None:
+                operation.merged_from = known
         if _are_functorch_transforms_active():
             return Watched.apply(operation, *tensors)  # type: ignore[no-untyped-call]
         return apply_watched(operation, *tensors)
@@ -238,7 +258,10 @@ class Interception(TorchFunctionMode):
                 "Compute it outside the block."
             )
         wanted = self.ledger.parameters if call.wanted is None else {id(tensor) for tensor in call.wanted}
-        new, outer = audit(call.roots, self.ledger, wanted, self._declared), self.ledger.current
+        new = audit(call, self.ledger, wanted, self._declared, self._samples)
+        outer = self.ledger.current
+        if self._stacks is not None and new.counted != new.examples:
+            self._stacks.refuse_left_out(new.counted, new.examples)
         if outer is not None:  # a re-entrant checkpoint's own backward: its uses belong to the outer pass
             new.join(outer)
         else:

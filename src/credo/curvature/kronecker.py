@@ -71,6 +71,12 @@ class Factoring:
     def derive(self, function: object, make: object, made: object) -> None:
         """Computing with parameters is no obstacle: such weights keep their squares."""
 
+    def refuse_left_out(self, counted: int, examples: int) -> None:
+        raise InvalidValue(
+            f"{counted} losses for {examples} examples: the Kronecker factors of the inputs would be over all of "
+            "them. Leave examples without a loss out of the batch, before the model."
+        )
+
     def take(self, operation: Operation, sources: Sequence[Source | None], pieces: Pieces) -> Pieces:
         """Notes the factors of a layer's only use, and leaves plain gradients in place of its contributions."""
         assert operation.layer is not None
@@ -166,13 +172,14 @@ class FactorStatistics(Statistics):
         assert own is not None
         before = ledger.squares, ledger.examples, ledger.loss
         ledger.squares, ledger.examples = {}, 0
+        declared, ledger.reduction = ledger.reduction, None  # this one is a sum, whatever the user's is
         self.factoring.recording = True
         try:
             torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
             own.layers, own.examples = self.factoring.layers, own.examples + ledger.examples
             own.squares = {k: own.squares.get(k, 0) + square for k, square in ledger.squares.items()}
         finally:
-            self.factoring.recording = False
+            self.factoring.recording, ledger.reduction = False, declared
             ledger.squares, ledger.examples, ledger.loss = before
         own.unit = 1 / max(own.examples, 1)
 
@@ -187,11 +194,12 @@ def watching_factors(
 ) -> Iterator[FactorStatistics]:
     """A block in which backward passes also give Kronecker factors, and squares for what has none."""
     factoring = Factoring(sharing)
-    interception = Interception(subjects, examples, factoring)
+    interception = Interception(subjects, examples, factoring, reduction)
     factoring.ledger = interception.ledger
     try:
         with interception:
             yield FactorStatistics(factoring, reduction, fisher)
+        interception.ledger.check_shares()
     finally:
         interception.ledger.closed = True
 

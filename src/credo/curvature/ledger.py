@@ -9,14 +9,15 @@ from torch import Tensor
 from credo.curvature.contribution import WIDE, Contribution, chunked_squares, widen
 from credo.curvature.operation import Pieces
 from credo.curvature.provenance import Source
-from credo.errors import CallOrderError, UnsupportedOperation
+from credo.errors import CallOrderError, InvalidValue, UnsupportedOperation
 
 
 @dataclass(eq=False, slots=True)
 class BackwardPass:
     """One run of the autograd engine: which parameters may be squared at once, and which wait for its end."""
 
-    examples: int
+    examples: int  # rows that count as examples
+    counted: int  # those of them that the loss is a mean over
     wanted: Container[int]  # ids of the parameters whose gradient was asked for
     single: set[int] | frozenset[int]  # ids of those of them with exactly one use
     deferred: dict[int, list[tuple[Source, Contribution]]] = field(default_factory=dict)
@@ -24,20 +25,45 @@ class BackwardPass:
 
     def join(self, outer: "BackwardPass") -> None:
         """Becomes part of the pass in which it runs: nothing is squared before that one ends."""
-        self.examples = outer.examples or self.examples
+        self.examples, self.counted = outer.examples or self.examples, outer.counted or self.counted
+        outer.counted = self.counted
         outer.examples = self.examples
         self.single = frozenset()
         self.deferred, self.squared = outer.deferred, outer.squared
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How much of the mean over all examples, or over all their elements, a backward pass was."""
+
+    of_examples: float
+    of_elements: float
+    open: bool = False  # the others have to show whether it is one
+
+    @property
+    def is_whole(self) -> bool:
+        return abs(self.of_examples - 1) < 1e-6
+
+
+WHOLE = Share(1.0, 1.0)
+
+
 class Ledger:
     """Σᵢ rᵢ² for each watched parameter, as the backward passes of one block deliver it."""
 
-    def __init__(self, parameters: Mapping[int, Tensor], names: Callable[[], Mapping[int, str]]):
+    def __init__(
+        self,
+        parameters: Mapping[int, Tensor],
+        names: Callable[[], Mapping[int, str]],
+        reduction: str | None = None,
+    ):
         self.parameters = parameters
+        self.reduction = reduction  # what the loss is declared to be; None: nobody says
+        self.shares: list[Share] = []  # how much of a mean each backward pass was
         self.names = names
         self.squares: dict[int, Tensor] = {}
         self.examples = 0
+        self.rows = 0  # as `examples`, with those that the loss leaves out
         self.likelihood = False  # whether the last loss was one
         self.loss: Tensor | None = None  # the sum of what went back, as far as it was one number
         self.closed = False
@@ -102,7 +128,35 @@ class Ledger:
                 squares = chunked_squares(summed, finished.examples, like)
             self.squares[key] = self.squares[key] + squares if key in self.squares else squares
         if finished.squared or finished.deferred:  # else only gradients of inputs were asked for
-            self.examples += finished.examples
+            self.examples += finished.counted
+            self.rows += finished.examples
+
+    def add_share(self, new: Share) -> None:
+        """Refuses several means where a mean over all examples was to be put together."""
+        if new.is_whole and any(share.is_whole for share in self.shares):
+            raise InvalidValue(
+                "two backward passes in one block, and each loss is the mean over its own examples. Several "
+                "passes in a "
+                "block are micro-batches of one batch, so each loss must be its share of the mean of all: divide it by "
+                "the number of micro-batches, or sum the losses and divide by the number of all examples. Two "
+                "losses of "
+                "the same examples: add them, and call backward once."
+            )
+        self.shares.append(new)
+
+    def check_shares(self) -> None:
+        """At the end of a block: sums that were divided by more than they were over must have become a mean."""
+        if not any(share.open for share in self.shares):
+            return
+        totals = [sum(s.of_examples for s in self.shares), sum(s.of_elements for s in self.shares)]
+        if all(abs(total - 1) > 1e-4 for total in totals):  # of one example alone the share is not known: NaN
+            raise InvalidValue(
+                "the losses of this block were divided by more than there were examples: they add up to "
+                f"{totals[0]:.4g} of "
+                "the mean over all of them. Divide sums by the number of all examples of the block, take means, "
+                "or declare "
+                "reduction='sum'."
+            )
 
     def require_pass(self) -> BackwardPass:
         if self.closed:

@@ -106,8 +106,12 @@ def lead_before_merge(rows: Tensor, skip: int = 0) -> int | None:
         sizes = tuple(rows._base.shape)
     else:
         return None
-    sizes = sizes[skip:]
-    merges = any(math.prod(sizes[:k]) == rows.shape[skip] for k in range(2, len(sizes)))
+    return merges_into(sizes[skip:], rows.shape[skip:])
+
+
+def merges_into(sizes: Sequence[int], shape: Sequence[int]) -> int | None:
+    """The leading dimension of a tensor if a view merges it with the next ones."""
+    merges = any(math.prod(sizes[:k]) == shape[0] for k in range(2, len(sizes)))
     return int(sizes[0]) if merges else None
 
 

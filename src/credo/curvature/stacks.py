@@ -181,6 +181,9 @@ class Stacks:
         data = frozenset(k for k, source in enumerate(sources) if source is None)
         return Sliced(operation, stacks, data, self._samples) if stacks else operation
 
+    def refuse_left_out(self, counted: int, examples: int) -> None:
+        """Any examples may be left out."""
+
     def derive(self, function: Any, make: Callable[[Callable[[Tensor], Tensor]], Any], made: Any) -> None:
         """Notes what a function of parameters alone has `made`, for every sample; `make` makes it of other values.
 

@@ -50,6 +50,11 @@ class Statistics:
         return self._ledger.loss
 
     @property
+    def rows(self) -> int:
+        """As `examples`, with those that the loss leaves out."""
+        return self._ledger.rows
+
+    @property
     def likelihood(self) -> bool:
         """Whether the loss was a log-likelihood; else it is an error of unknown scale."""
         return self._ledger.likelihood

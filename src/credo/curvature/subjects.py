@@ -52,6 +52,8 @@ def subjects_of(parameters: Parameters) -> Subjects:
     """Reads a module, parameters() or named_parameters(); anything else is an error that says what it got."""
     if isinstance(parameters, torch.nn.Module):
         held, buffers = _contents(parameters)
+        for name, parameter in parameters.named_parameters():
+            refuse_distributed(name, parameter)
         return Subjects(held, buffers, partial(_names, parameters))
     if isinstance(parameters, (Tensor, str, dict)) or not isinstance(parameters, Iterable):
         raise InvalidType(
@@ -61,6 +63,8 @@ def subjects_of(parameters: Parameters) -> Subjects:
     pairs = [_named(k, entry) for k, entry in enumerate(parameters)]
     if not pairs:
         raise InvalidValue("parameters is empty: nothing to watch. Was a generator used up before?")
+    for name, p in pairs:
+        refuse_distributed(name, p)
     return Subjects([p for _, p in pairs], [], {id(p): name for name, p in pairs}.copy)
 
 
@@ -132,3 +136,16 @@ def _named(index: int, entry: Any) -> tuple[str, Tensor]:
     raise InvalidType(
         f"parameters[{index}] must be a tensor or a (name, tensor) pair; got {type(entry).__name__}."
     )
+
+
+def refuse_distributed(name: str, value: Tensor) -> None:
+    """A DTensor, as FSDP2 and tensor parallelism make of parameters: its numbers are on several ranks."""
+    tensors = sys.modules.get(
+        "torch.distributed.tensor"
+    )  # without it there are none, and importing it takes long
+    if tensors is not None and isinstance(value, tensors.DTensor):
+        raise UnsupportedOperation(
+            f"parameter {name!r} is a DTensor (fully_shard, FSDP2 or tensor parallelism), whose numbers are on several "
+            "ranks. Train the plain module, and let the optimiser shard what it keeps: sharded=True, after "
+            "torch.distributed.init_process_group (docs/distributed.md)."
+        )

@@ -1,6 +1,5 @@
 """Checks of what users hand to an optimiser: the message names the argument, its value, the range, the remedy."""
 
-import difflib
 import math
 import numbers
 from collections.abc import Iterable, Mapping
@@ -9,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.curvature.subjects import refuse_distributed
 from credo.distributed.world import world
 from credo.errors import InvalidType, InvalidValue
+from credo.optim.habits import refuse_unknown
 
 # What torch's schedulers and samplers put into a parameter group of their own accord.
 _FOREIGN = frozenset(
@@ -70,18 +71,14 @@ def option(name: str, value: Any, allowed: Iterable[str]) -> str:
 def known_options(group: Mapping[str, Any], allowed: Iterable[str]) -> None:
     """Refuses a misspelt option of a parameter group, which would otherwise be ignored in silence."""
     allowed = set(allowed)
-    for name in group.keys() - allowed - _FOREIGN:
-        near = difflib.get_close_matches(name, allowed, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise InvalidValue(
-            f"unknown option {name!r} in a parameter group; there are {sorted(allowed)}.{hint}"
-        )
+    refuse_unknown(group.keys() - allowed - _FOREIGN, allowed)
 
 
 def parameter(name: str, value: Any) -> Tensor:
     """A tensor that can have a mean and a variance."""
     if not isinstance(value, Tensor):
         raise InvalidType(f"{name} must be a tensor, got {type(value).__name__}.")
+    refuse_distributed(name, value)
     wrong = "sparse" if value.layout is not torch.strided else "on the meta device" if value.is_meta else None
     if not value.is_floating_point():
         wrong = f"of dtype {value.dtype}"

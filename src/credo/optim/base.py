@@ -18,10 +18,12 @@ from credo.curvature.subjects import Subjects
 from credo.distributed import World, world
 from credo.errors import CallOrderError, EmptyBatch
 from credo.optim import arguments, checkpoints, checks
+from credo.optim.accumulation import Accumulating, Held
 from credo.optim.block import Block
 from credo.optim.diagnostics import Diagnosed
 from credo.optim.gathering import Gathered, Seen
-from credo.optim.groups import carrying_buffers, joining_group, parameter_groups, parameter_names
+from credo.optim.groups import carrying_buffers, joining_group, parameter_groups
+from credo.optim.habits import Answering
 from credo.optim.hooks import hooked
 from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
@@ -32,7 +34,7 @@ from credo.optim.shards import ElementShards, Shards, whole
 from credo.posterior import Posterior
 
 
-class BayesianOptimizer(Diagnosed, ABC):
+class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
     """A torch optimiser whose state is a posterior.
 
     Tunables are in `param_groups`, learned values in `state[p]`; `settings` hold for all groups and
@@ -43,6 +45,7 @@ class BayesianOptimizer(Diagnosed, ABC):
     _inside: int | None  # the thread that is inside a block
     _block: object = None  # what only the block that was opened last knows
     _left: checks.Left  # what the last step left in .grad
+    _unfinished = False  # whether a closure was begun and did not come to its end
     _warned: bool
     _world: World
     _shards: Shards
@@ -57,6 +60,7 @@ class BayesianOptimizer(Diagnosed, ABC):
         self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
         self._start_afresh()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
+        self._left = checks.Left(self._members())  # what is older than the optimiser is not meant for it
         join(self, self._module_now())
         self._monitor.begin(self)
 
@@ -107,6 +111,7 @@ class BayesianOptimizer(Diagnosed, ABC):
     def _sampled(self, scale: float | None) -> Iterator[None]:
         if self._gathered.samples == 0:
             checks.refuse_foreign_gradients(self._trainable(), self._left)
+            self._held.begin(self.counters["draws"])
         with Block(self, scale):
             yield
 
@@ -158,26 +163,31 @@ class BayesianOptimizer(Diagnosed, ABC):
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
         loss, alone = None, self._world.alone
         if closure is not None:
-            loss = self._run(closure) if alone else self._run_share(closure)
+            with checks.Clearing(self, closure) as cleared:
+                loss = self._run_share(cleared)
         if alone or self._gathered.samples:
             checks.require_samples(self._gathered, self.settings["mc_samples"])
         if not alone and self._shards.must_catch_up:
             self._uncertain()
-        parameters = self._trainable()
+        if not self._is_update(parameters := self._trainable()):
+            self._gathered = self._nothing_gathered()
+            return loss
         if alone:
             self._update_or_refuse(loss)
         else:
             with torch.no_grad(), self._shards.standing_in(self):
                 loss = self._gathered.share(self._shards, parameters, self.settings, self.counters, loss)
                 self._update_or_refuse(loss)
-        self._left = checks.Left(parameters)
+        self._left = checks.Left(self._members())
         return loss
 
     def _run_share(self, closure: Callable[[], Tensor]) -> Tensor | None:
-        """The closure among several processes: an empty share of the batch takes part in the step all the same."""
+        """The closure; among several processes an empty share of the batch takes part in the step all the same."""
         try:
             return self._run(closure)
         except EmptyBatch:
+            if self._world.alone:
+                raise
             self._gathered = self._nothing_gathered()
             return None
 
@@ -220,13 +230,8 @@ class BayesianOptimizer(Diagnosed, ABC):
         """torch's, with credo's settings and counters; plain numbers and tensors only."""
         self._refuse_inside("save")
         saved = super().state_dict()
-        saved["credo"] = {
-            "version": checkpoints.VERSION,
-            "method": type(self).__name__,
-            "settings": {k: v for k, v in self.settings.items() if k not in checkpoints.OF_THIS_WORLD},
-            "counters": dict(self.counters),
-        }
-        return saved
+        own = checkpoints.own_state(type(self).__name__, self.settings, self.counters)
+        return {**saved, "credo": {**own, **self._held.state()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resumes exactly; refuses the state of another model or method, and then has changed nothing."""
@@ -237,19 +242,22 @@ class BayesianOptimizer(Diagnosed, ABC):
         self.settings.update(state_dict["credo"]["settings"])
         self.counters.update(state_dict["credo"]["counters"])
         self._start_afresh()
+        self._held = Held.of(state_dict["credo"])
         self._shards.cut_state(self)
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("copy")
         own = {"settings": dict(self.settings), "counters": dict(self.counters), "_shards": self._shards}
+        own["_held"] = self._held
         return {**super().__getstate__(), **own, **{name: getattr(self, name) for name in self._kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if not hasattr(self, "_module"):  # a copy does not know the module, only its parameters
-            self._module, held = None, self._shards
+            self._module, held, waiting = None, self._shards, self._held
             self._start_afresh()
             held.refuse_another_part(self._shards)
+            self._held = waiting
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """torch's; refuses misspelt options and values out of range."""
@@ -269,8 +277,9 @@ class BayesianOptimizer(Diagnosed, ABC):
 
     def _start_afresh(self) -> None:
         """Forgets the samples of the step under way."""
-        self._gathered = self._nothing_gathered()
-        self._inside, self._left, self._warned = None, checks.Left(), False
+        self._gathered, self._held = self._nothing_gathered(), Held()
+        self._inside, self._warned = None, False
+        self._left = checks.Left(self._members())
         self._plans, self._monitor = Plans(), Monitor()
         self._keeper = MeanKeeper()
         self._world = world()
@@ -281,18 +290,8 @@ class BayesianOptimizer(Diagnosed, ABC):
         own = 0 if self.settings.get("shared_noise") else self._world.rank if rank is None else rank
         return own << 48 | (self.counters["draws"] if draw is None else draw)
 
-    def _trainable(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-
-    def names(self) -> dict[int, str]:
-        """id → name; parameters that came without names are numbered."""
-        return parameter_names(self.param_groups)
-
     def _subjects(self, parameters: list[Tensor]) -> Subjects:
         return self._plans.subjects_for(parameters, self.param_groups, self._module_now())
-
-    def _module_now(self) -> nn.Module | None:
-        return None if self._module is None else self._module()
 
     def _refuse_inside(self, what: str) -> None:
         if self._inside is not None:

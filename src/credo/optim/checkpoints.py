@@ -31,6 +31,12 @@ OF_THIS_WORLD = ("sharded", "owners", "mc_groups")  # settings that are not save
 _DRIFT = ("data_size", "augmentation", "mc_samples", "reduction", "seed")
 
 
+def own_state(method: str, settings: Mapping[str, Any], counters: Mapping[str, int]) -> dict[str, Any]:
+    """What stands in a state dict beside torch's own."""
+    kept = {k: v for k, v in settings.items() if k not in OF_THIS_WORLD}
+    return {"version": VERSION, "method": method, "settings": kept, "counters": dict(counters)}
+
+
 def check_state(
     optimizer: Optimizer, method: str, settings: Mapping[str, Any], saved: Mapping[str, Any]
 ) -> None:

@@ -4,7 +4,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from torch.optim import Optimizer
 
 from credo.errors import CallOrderError, NonFiniteError
 from credo.optim.gathering import Gathered
+
+if TYPE_CHECKING:
+    from credo.optim.base import BayesianOptimizer
 
 MAX_REFUSED = 10  # non-finite steps in a row before it is an error
 
@@ -36,16 +39,97 @@ class Left:
         return dict(self._held)
 
 
+def foreign_gradients(parameters: Sequence[Tensor], left: Left) -> list[Tensor]:
+    """The parameters with a gradient that no block took; the last step's own leftovers are none."""
+    return [p for p in parameters if p.grad is not None and not left.knows(p.grad) and bool(p.grad.any())]
+
+
+_REMEDY = (
+    "Micro-batches add up inside credo: call optimizer.accumulate(n) once, step(closure) for every micro-batch "
+    "with its own "
+    "mean loss, and leave the framework's accumulation off (accumulate_grad_batches=1, "
+    "gradient_accumulation_steps=1); or "
+    "run them as several backward passes of one `with optimizer.sampled():` block, each loss divided by their number. "
+    "Gradients that are not wanted: zero_grad() first."
+)
+
+
 def refuse_foreign_gradients(parameters: list[Tensor], left: Left) -> None:
-    """A gradient that no block took belongs to no sample; the last step's own leftovers are dropped in silence."""
-    for p in parameters:
-        if p.grad is None:
-            continue
-        if not left.knows(p.grad) and bool(p.grad.any()):
+    """A gradient that no block took belongs to no sample."""
+    if foreign_gradients(parameters, left):
+        raise CallOrderError(
+            "a parameter holds a gradient that was taken outside a sampled() block, where the weights were not a "
+            "sample "
+            f"and no squares were taken. {_REMEDY}"
+        )
+
+
+class Clearing:
+    """Gives a closure whose gradients, if there were some before from elsewhere, must have been cleared by it.
+
+    In their place stands a number so large that gradients do not change it; where it still is when the closure returns,
+    the closure has meant to add to what was there.
+    """
+
+    def __init__(self, optimizer: "BayesianOptimizer", closure: Callable[[], Tensor]):
+        self._optimizer, self._closure, self._waiting = optimizer, closure, True
+        self._before: list[tuple[Tensor, Tensor | None]] = []
+        if optimizer._unfinished:  # what is in .grad is what an interrupted step has left
+            return
+        if optimizer._gathered.samples:
             raise CallOrderError(
-                "a parameter holds a gradient that was taken outside a sampled() block, where the weights were "
-                "not a sample. Call backward inside the block, or zero_grad() first."
+                f"{optimizer._gathered.samples} sample(s) were taken in sampled() blocks, and step was given a "
+                "closure, which "
+                "takes its own. Call step() without a closure, or leave the blocks out."
             )
+        self._before = [(p, p.grad) for p in foreign_gradients(optimizer._trainable(), optimizer._left)]
+
+    def __enter__(self) -> Callable[[], Tensor]:
+        self._optimizer._unfinished = True
+        self._optimizer._held.begin(self._optimizer.counters["draws"])
+        return self._first if self._before else self._closure
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, Exception):
+            self._give_up()
+        if kind is None or issubclass(kind, Exception):  # an interrupt may have come amid anything
+            self._optimizer._unfinished = False
+
+    def _give_up(self) -> None:
+        """What the samples before the failure have left is no part of any step."""
+        own = self._optimizer
+        if own._gathered.samples:
+            own._gathered = own._nothing_gathered()
+            for p in own._trainable():
+                p.grad = None
+        for p, grad in self._before:
+            p.grad = grad
+
+    def _first(self) -> Tensor:
+        if not self._waiting:
+            return self._closure()
+        self._waiting = False
+        marks = [(p, _large(p)) for p, _ in self._before]
+        with torch._C.DisableTorchFunction():  # a block need not see this
+            for p, large in marks:
+                p.grad = torch.full_like(p, large)
+        loss = self._closure()
+        with torch._C.DisableTorchFunction():
+            kept = [
+                p.grad is not None and p.numel() > 0 and bool((p.grad > large / 2).all())
+                for p, large in marks
+            ]
+        if any(kept):
+            raise CallOrderError(
+                "parameters hold gradients that were taken outside a block, and the closure adds to them: they "
+                "are not at "
+                f"its sample, and their squares are not known. {_REMEDY}"
+            )
+        return loss
+
+
+def _large(parameter: Tensor) -> float:
+    return min(1e30, torch.finfo(parameter.dtype).max / 4)
 
 
 def refuse_replaced(

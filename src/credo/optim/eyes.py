@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from credo.curvature.engine import ENGINE_CALLS, EngineCall, added_loss, read_engine_call
 from credo.curvature.inspections import INSPECTIONS
 from credo.curvature.likelihood import is_likelihood
+from credo.curvature.merges import MERGING, Merges
 from credo.curvature.operation import lead_before_merge
 from credo.curvature.provenance import Provenance, tensors_in
 from credo.curvature.subjects import Subjects
@@ -41,6 +42,7 @@ class Eyes(TorchFunctionMode, ABC):
         self._known = Provenance(subjects.sources, subjects.constants)
         self._reduction = reduction
         self._rows: set[int] = set()  # leading dimensions seen since the last backward pass
+        self._merges = Merges()
         self._went_back = False
         self._going_back = False
 
@@ -65,6 +67,8 @@ class Eyes(TorchFunctionMode, ABC):
                 self._note(func, args, kwargs)
             return self._call(func, args, kwargs)
         result = func(*args, **kwargs)
+        if func in MERGING or self._merges.known:
+            self._merges.note(result, func, args)
         if isinstance(result, Tensor) and (func is torch.arange or known.constant(args)):
             known.add_constant(result)
         return result
@@ -84,7 +88,7 @@ class Eyes(TorchFunctionMode, ABC):
         if func in _ON_ROWS:
             rows = args[0] if args else kwargs["input"]
             if not self._known.knows(rows):
-                self._rows.add(leading(func, rows))
+                self._rows.add(self._merges.lead(rows) or leading(func, rows))
 
     @abstractmethod
     def _forget_pass(self) -> None:

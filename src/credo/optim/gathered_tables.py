@@ -28,6 +28,11 @@ class GatheredTable(Gathered):
         self.likelihood = getattr(seen, "likelihood", False)
         self._add_to_table(seen)
 
+    @property
+    def counted(self) -> bool:
+        """Whether the numbers of examples are exact."""
+        return self._counted
+
     @abstractmethod
     def _add_to_table(self, seen: Seen) -> None:
         """Adds what one block has said."""
@@ -59,6 +64,8 @@ class GatheredTable(Gathered):
 @final
 class GatheredVariances(GatheredTable):
     """Σₖ ∂ℓ/∂σ², taken from the leaves of each block."""
+
+    shares_samples = False  # the noise is of outputs: every example has its own
 
     def _add_to_table(self, seen: Seen) -> None:
         assert isinstance(seen, Reparameterised)

@@ -36,6 +36,9 @@ class Gathered(ABC):
     examples = 0  # of all samples together
     scale: float | None = None  # what the losses were multiplied by, where it was declared
     vectorized = False  # all samples of the step at once, under a mean loss
+    shares_samples = (
+        True  # whether a sample is of weights, which all micro-batches of an update then have in common
+    )
 
     @final
     def add(self, seen: Seen, parameters: Sequence[Tensor], examples: int, scale: float | None) -> None:

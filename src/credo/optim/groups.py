@@ -4,6 +4,7 @@ With a module, its normalisation layers go into a group of their own: they are d
 no prior, as in the paper, and are preconditioned like all others.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
 
 from credo.curvature.subjects import refuse_opaque
 from credo.errors import CallOrderError, InvalidType, InvalidValue, UnsupportedOperation
@@ -19,6 +21,26 @@ from credo.posterior import Posterior
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+class Grouped(Optimizer):
+    """The part of an optimiser that knows its parameters, and the module that they came with."""
+
+    _module: "weakref.ref[nn.Module] | None"
+
+    def names(self) -> dict[int, str]:
+        """id → name; parameters that came without names are numbered."""
+        return parameter_names(self.param_groups)
+
+    def _members(self) -> list[Tensor]:
+        """All parameters, frozen ones too; none before there are groups."""
+        return [p for group in getattr(self, "param_groups", ()) for p in group["params"]]
+
+    def _trainable(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    def _module_now(self) -> nn.Module | None:
+        return None if self._module is None else self._module()
 
 
 def parameter_groups(given: Any) -> list[dict[str, Any]]:

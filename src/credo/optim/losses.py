@@ -40,10 +40,9 @@ def _backward(loss: Tensor, seen: Seen, reduction: str) -> Tensor:
         )
     total = loss if loss.dim() == 0 else loss.mean() if reduction == "mean" else loss.sum()
     total.backward()  # type: ignore[no-untyped-call]
-    if loss.dim() == 1 and seen.counted and seen.examples not in (0, len(loss)):
-        raise InvalidValue(
-            f"the closure returned {len(loss)} losses for a batch of {seen.examples} examples."
-        )
+    rows = getattr(seen, "rows", seen.examples)
+    if loss.dim() == 1 and seen.counted and rows not in (0, len(loss)):
+        raise InvalidValue(f"the closure returned {len(loss)} losses for a batch of {rows} examples.")
     return total.detach()
 
 

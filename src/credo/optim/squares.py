@@ -12,7 +12,7 @@ from torch import Tensor
 from credo.curvature.capture import watching
 from credo.curvature.stacks import Stacks
 from credo.curvature.statistics import Statistics
-from credo.errors import InvalidValue
+from credo.errors import CredoError, InvalidValue, UnsupportedOperation
 from credo.optim import arguments
 from credo.optim.base import BayesianOptimizer
 from credo.optim.gathering import GatheredSquares
@@ -61,9 +61,8 @@ class SquaresOptimizer(BayesianOptimizer):
         stacks = self._stacks(self._stream(), samples)
         for p in parameters:
             p.grad = None
-        with watching(self._subjects(parameters), "mean", stacks=stacks) as stats:
-            losses = stacks.vectorised(closure)
-            loss = finish_closure(losses.flatten() if isinstance(losses, Tensor) else losses, stats, "mean")
+        with watching(self._subjects(parameters), "mean", stacks=stacks, samples=samples) as stats:
+            loss = _vectorised(stacks, closure, stats)
         self.counters["draws"] += samples
         self._gather(stats, parameters, None, None)
         self._gathered.vectorized = True
@@ -87,6 +86,19 @@ class SquaresOptimizer(BayesianOptimizer):
                 )
         self._gathered = self._nothing_gathered()
         self._gathered.supply({id(p): square.detach().clone() for p, square in squares.items()}, examples)
+
+
+def _vectorised(stacks: Stacks, closure: Callable[[], Tensor], stats: Statistics) -> Tensor:
+    try:
+        losses = stacks.vectorised(closure)
+        return finish_closure(losses.flatten() if isinstance(losses, Tensor) else losses, stats, "mean")
+    except CredoError:
+        raise
+    except RuntimeError as error:
+        raise UnsupportedOperation(
+            f"the closure fails under torch.vmap, in which vectorized=True runs it for all samples: {error}. Use "
+            "vectorized=False, which runs it for one sample after the other."
+        ) from error
 
 
 @final

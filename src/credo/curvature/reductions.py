@@ -1,0 +1,231 @@
+"""Reads from the graph over which examples a loss is a mean, so that the mean can be undone.
+
+From the root down, as long as all examples are in it, the graph must be linear: the loss is Σᵢ cᵢ·lᵢ then. A mean node
+counts the rows that it is given, nll_loss those that it does not ignore, and a sum that is divided by a number must be
+divided by the number of rows that it was over. What cannot be read is refused.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.curvature.flow_table import operation_name
+from credo.curvature.layouts import Rows, Single, signed
+from credo.curvature.ledger import Share
+from credo.curvature.meetings import LOSSES, Place, places_of
+from credo.curvature.reduction_errors import unreadable, weighted
+from credo.curvature.tracing import Trace
+from credo.curvature.weights import readings
+from credo.errors import UnsupportedOperation
+
+_MEAN, _SUM = 1, 2  # torch's numbers for a loss's reduction
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a backward pass is a mean over: how many examples, and how much of a mean it is."""
+
+    examples: int
+    share: Share
+
+
+class _Term:
+    """One sum or mean over rows that the loss consists of."""
+
+    def __init__(self, counted: frozenset[int] | None, share: Share):
+        self.counted, self.share = counted, share  # None: all examples
+
+
+_NOTHING = Share(0.0, 0.0)
+
+
+def read_mean(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> Reading:
+    """For a loss that is a mean; refuses one that is a sum, or a weighted mean, or none of them."""
+    terms = _Reader(trace, True).read_all(places_of(trace, roots, seeds))
+    if not terms:
+        return Reading(trace.examples * trace.samples, _NOTHING)
+    sets = [term.counted for term in terms]
+    counted = trace.examples
+    if all(known is not None for known in sets):
+        counted = len(frozenset().union(*(known for known in sets if known is not None)))
+    return Reading(
+        (counted or trace.examples) * trace.samples,
+        max((term.share for term in terms), key=lambda share: share.of_examples),
+    )
+
+
+def check_sum(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> None:
+    """For a loss that is declared to be a sum; refuses a mean."""
+    _Reader(trace, False).read_all(places_of(trace, roots, seeds))
+
+
+class _Ambiguous(UnsupportedOperation):
+    """Two ways to read a sum, and both would be a mean."""
+
+
+class _Reader:
+    """Judges one term."""
+
+    def __init__(self, trace: Trace, mean: bool):
+        self._trace, self._mean, self._examples = trace, mean, trace.examples
+        self._divisors: frozenset[float] = frozenset()  # of the place that is being read
+
+    def read_all(self, places: Sequence[Place]) -> list[_Term]:
+        """Numbers of single examples that were added up one after the other are one sum."""
+        ones = [place for place in places if place.is_number]
+        terms = [self._read(place) for place in places if not place.is_number]
+        return terms + self._read_numbers(ones, [float(place.grad.abs().sum()) for place in ones])
+
+    def _read_numbers(self, places: Sequence[Place], sizes: Sequence[float]) -> list[_Term]:
+        terms = []
+        for size in {size for size in sizes if size > 0 and math.isfinite(size)}:
+            alike = [place for place, own in zip(places, sizes, strict=True) if own == size]
+            examples = frozenset(place.layout.example for place in alike if isinstance(place.layout, Single))
+            self._divisors = frozenset().union(*(place.divisors for place in alike))
+            terms.append(self._decide(alike[0].node, size, examples, len(alike), True, None))
+        return terms
+
+    def _read(self, place: Place) -> _Term:
+        node, argument, grad, layout, self._divisors = place
+        present = frozenset((layout.example,) if isinstance(layout, Single) else layout.examples())
+        size = _size(grad, argument < 0)
+        if size == 0 or not math.isfinite(size):
+            return _Term(present if len(present) < self._examples else None, _NOTHING)
+        name, counted = operation_name(type(node)), present if len(present) < self._examples else None
+        if argument >= 0 and name.startswith("NllLoss"):
+            return self._read_nll(node, layout, size, counted)
+        is_mean = argument >= 0 and (name == "Mean" or (name in LOSSES and node._saved_reduction == _MEAN))
+        if is_mean:
+            size = _size(grad, True)  # of several means, each is one
+            self._refuse_mean(node, present, size)
+            return _Term(counted, Share(size, size))
+        return self._read_sum(node, argument, layout, size, present)
+
+    def _refuse_mean(self, node: Any, present: frozenset[int], size: float = 1.0) -> None:
+        """Unless it was multiplied by their number again."""
+        if not self._mean and len(present) > 1 and size < len(present) * (1 - 1e-6):
+            raise UnsupportedOperation(
+                f"reduction='sum' is declared, but {node.name()} takes the mean over {len(present)} examples, so the "
+                "squares would be too small. Declare reduction='mean', or sum the losses."
+            )
+
+    def _read_nll(
+        self, node: Any, layout: Rows | Single, size: float, counted: frozenset[int] | None
+    ) -> _Term:
+        target, weight = node._saved_target, node._saved_weight
+        valid = target != signed(node._saved_ignore_index)
+        axis = 0 if isinstance(layout, Single) or not layout.axis else layout.axis - 1  # the classes are gone
+        kept = frozenset(layout.examples()) if isinstance(layout, Rows) else frozenset((layout.example,))
+        if not bool(valid.all()):
+            kept = self._examples_of(layout, axis, valid)
+        if node._saved_reduction == _MEAN:
+            self._refuse_mean(node, kept, size)
+            if self._mean and weight is not None:
+                known = weight[target[valid]]
+                if known.numel() and not bool((known == known[0]).all()):
+                    raise UnsupportedOperation(weighted(node.name(), float(known.sum()), len(kept)))
+            return _Term(kept if len(kept) < self._examples else None, Share(size, size))
+        weights = valid.to(torch.float64)
+        if weight is not None:
+            weights = weights * weight.to(torch.float64)[target.clamp(min=0)]
+        return self._judge(node, layout, axis, size, weights)
+
+    def _read_sum(
+        self, node: Any, argument: int, layout: Rows | Single, size: float, present: frozenset[int]
+    ) -> _Term:
+        """By the first way to read it that gives a mean; two that give different ones are none."""
+        child, own = (node, 0) if argument < 0 else node.next_functions[argument]
+        if isinstance(layout, Single):
+            return self._decide(node, size, present, 1, True, None)
+        elements, found = math.prod(child._input_metadata[own].shape), []
+        failure: UnsupportedOperation | None = None
+        for weights in readings(self._trace, child, own, layout):
+            try:
+                if weights is None:
+                    found.append(self._decide(node, size, present, elements, True, None))
+                else:
+                    found.append(self._judge(node, layout, layout.axis, size, weights))
+            except _Ambiguous:
+                raise
+            except UnsupportedOperation as error:
+                failure = failure or error
+            if not self._mean:
+                break  # of a sum, factors are the losses' own
+        closed = [term for term in found if not term.share.open]
+        if not closed and failure is not None:
+            raise failure
+        if len({term.counted for term in closed}) > 1:
+            raise UnsupportedOperation(unreadable(node.name(), 1 / size, len(present), self._examples))
+        return (closed or found)[0]
+
+    def _judge(self, node: Any, layout: Rows | Single, axis: int, size: float, weights: Tensor) -> _Term:
+        """A sum with weights, one for each element or row."""
+        kept, some = self._examples_of(layout, axis, weights != 0), weights[weights != 0]
+        equal = not some.numel() or bool((some == some[0]).all())
+        one = abs(float(some[0])) if equal and some.numel() else 1.0
+        return self._decide(node, size * one, kept, some.numel(), equal, weights.numel())
+
+    def _decide(
+        self, node: Any, size: float, kept: frozenset[int], elements: int, equal: bool, among: int | None
+    ) -> _Term:
+        """What a sum over `kept`, times `size`, is a mean over."""
+        samples = self._trace.samples  # the loss is a mean over them, too
+        elements, among = elements // samples, None if among is None else among // samples
+        everything, count, divisor = self._examples, len(kept), 1 / (size * samples)
+        if count == 0:
+            return _Term(None, _NOTHING)
+        if not self._mean:
+            if count > 1 and _fits(divisor, count):
+                self._refuse_mean(node, kept)
+            return _Term(None, _NOTHING)
+        # A factor beside the division, as in 0.1 * sum / M, is part of every loss.
+        known = {divisor, *self._divisors}
+        of_all = _fitting(known, (everything, among))
+        of_kept = _fitting(known, (count, elements)) if equal else None
+        number = of_all or of_kept
+        if count == everything:
+            # Each loss is its share of a mean, so that a sum may be divided by more than is here, but not by less.
+            if number is not None:
+                return _Term(None, Share(number / divisor, number / divisor))
+            if equal and divisor > everything:
+                return _Term(None, Share(everything / divisor, elements / divisor, True))
+        elif number is not None and (of_all is None or of_kept is None):
+            return _Term(None if of_kept is None else kept, Share(number / divisor, number / divisor))
+        if not equal:
+            raise UnsupportedOperation(weighted(node.name(), divisor, count))
+        kind = _Ambiguous if number is not None else UnsupportedOperation
+        raise kind(unreadable(node.name(), divisor, count, everything))
+
+    def _examples_of(self, layout: Rows | Single, axis: int, kept: Tensor) -> frozenset[int]:
+        """The examples of which an element is kept; they are counted by dimension `axis` of `kept`."""
+        if isinstance(layout, Single):
+            return frozenset((layout.example,)) if bool(kept.any()) else frozenset()
+        rows = kept.movedim(axis, 0).flatten(1).any(1) if kept.dim() > 1 else kept
+        positions = layout.positions()
+        return frozenset(positions[i] for i in rows.nonzero().flatten().tolist())
+
+
+def _size(grad: Tensor, of_rows: bool) -> float:
+    """By what a sum is multiplied: of several sums, by all of their factors; where rows arrive, by the largest."""
+    if grad.numel() == 1:
+        return abs(float(grad))
+    if grad.numel() == 0:
+        return 0.0
+    return float(grad.abs().max() if of_rows else grad.abs().sum())
+
+
+def _fitting(divisors: set[float], numbers: Sequence[int | None]) -> int | None:
+    """The first of the numbers that something was divided by."""
+    return next((n for n in numbers if n is not None and any(_fits(d, n) for d in divisors)), None)
+
+
+def _fits(divisor: float, number: int) -> bool:
+    """Whether it is that number; a GradScaler multiplies by a power of two, not a small one."""
+    if number == 0:
+        return False
+    ratio = number / divisor
+    return abs(ratio - 1) < 1e-4 or (ratio > 200 and abs(math.log2(ratio) - round(math.log2(ratio))) < 1e-6)

@@ -1,0 +1,196 @@
+"""Runs a program by credo and by plain autograd: right, or refused by one of credo's own errors."""
+
+import copy
+from random import Random
+
+import torch
+from torch import Tensor, nn
+
+import credo
+from credo.errors import CredoError
+from tests.differential.program import Program
+
+METHODS = ("VOGN", "OGN", "IVON", "KFAC", "NoisyKFAC", "BayesByBackprop")
+LOOPS = (
+    "closure",
+    "losses",
+    "blocks",
+    "scaled",
+    "micro-batches",
+    "accumulated",
+    "two samples",
+    "at once",
+    "slices",
+)
+CLOSE = {"rtol": 1e-7, "atol": 1e-10}
+
+
+class Failure(AssertionError):
+    """A number that is wrong, or an error that is not credo's."""
+
+
+def check_capture(program: Program) -> bool:
+    """Whether credo took it; raises `Failure` if it should not have, or has other numbers."""
+    model = program.model
+    model.zero_grad()
+    try:
+        with credo.capture(model, program.reduction) as stats:
+            program.loss().backward()
+    except CredoError:
+        return False
+    except Exception as error:
+        raise Failure(f"{program.describe()}: {type(error).__name__}: {error}") from error
+    if not program.right:
+        raise Failure(f"{program.describe()}: was taken")
+    counted = program.reduced.counted
+    assert counted is not None
+    if stats.examples != len(counted):
+        raise Failure(f"{program.describe()}: {stats.examples} examples instead of {len(counted)}")
+    scale = len(counted) if program.reduction == "mean" else 1
+    named = dict(model.named_parameters())
+    truth = {name: torch.zeros_like(p) for name, p in named.items()}
+    total = {name: torch.zeros_like(p) for name, p in named.items()}
+    for i in counted:
+        grads = torch.autograd.grad(program.own_loss(i), list(named.values()), allow_unused=True)
+        for name, grad in zip(named, grads, strict=True):
+            if grad is not None:
+                truth[name] += (scale * grad).square()
+                total[name] += grad
+    largest = max(float(t.abs().max()) for t in truth.values())
+    if not largest < 1e12:
+        return True  # nothing but rounding and overflow
+    wild = largest > 1e6
+    for name, p in named.items():
+        got = stats.squares[p] if p in stats.squares else torch.zeros_like(p)
+        _compare(program, f"squares of {name}", got, truth[name], wild)
+        _compare(
+            program,
+            f"gradient of {name}",
+            torch.zeros_like(p) if p.grad is None else p.grad,
+            total[name],
+            wild,
+        )
+    return True
+
+
+def _compare(program: Program, what: str, got: Tensor, truth: Tensor, wild: bool) -> None:
+    close = (
+        {"rtol": 1e-2, "atol": 1e-2}
+        if wild
+        else CLOSE
+        if what.startswith("squares")
+        else {"rtol": 1e-7, "atol": 1e-6}
+    )
+    if not torch.allclose(got, truth, **close, equal_nan=True):
+        worst = float((got - truth).abs().max())
+        raise Failure(
+            f"{program.describe()}: {what} differs by {worst:.3g} of {float(truth.abs().max()):.3g}"
+        )
+
+
+def check_optimiser(program: Program, method: str, loop: str) -> bool:
+    """Two steps of an optimiser, against the same optimiser with a backward pass for each example by itself."""
+    settings = _settings(method, loop, program.reduction)
+    model, twin = copy.deepcopy(program.model), copy.deepcopy(program.model)
+    optimizer = _build(method, model, settings)
+    steps = (
+        2 if method in ("IVON", "KFAC", "BayesByBackprop") else 1
+    )  # other samples come of what rounding decides
+    try:
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for _ in range(steps):
+            _step(program, model, optimizer, loop)
+            schedule.step()
+    except CredoError:
+        return False
+    except Exception as error:
+        raise Failure(f"{program.describe()}: {method} by {loop}: {type(error).__name__}: {error}") from error
+    if not program.right:
+        if method in ("IVON", "BayesByBackprop") or loop in ("micro-batches", "scaled"):
+            return False  # no gradients of single examples are needed, or factors hide what the loss is
+        raise Failure(f"{program.describe()}: was taken by {method}, {loop}")
+    reference = _build(
+        method, twin, {**settings, "vectorized": False} if "vectorized" in settings else settings
+    )
+    schedule = torch.optim.lr_scheduler.ExponentialLR(reference, 0.5)
+    times = 2 if loop in ("micro-batches", "accumulated") else 1  # the batch twice
+    share = 1 / times if program.reduction == "mean" or loop == "micro-batches" else 1.0
+    try:
+        for _ in range(steps):
+            for _ in range(settings.get("mc_samples", 1)):
+                with reference.sampled():
+                    for i in list(program.reduced.counted or ()) * times:
+                        (program.own_loss(i, twin) * share).backward()
+            reference.step()
+            schedule.step()
+    except CredoError as error:
+        raise Failure(f"{program.describe()}: {method}: refused for single examples: {error}") from error
+    close = {"rtol": 1e-4, "atol": 1e-5} if method == "BayesByBackprop" else {"rtol": 1e-7, "atol": 1e-7}
+    for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+        if q.grad is None:
+            continue
+        real = q.grad.abs() > 1e-9  # not rounding, which the updates divide by its own size
+        if not torch.allclose(p[real], q[real], **close):
+            raise Failure(
+                f"{program.describe()}: {method} by {loop}: {name} differs by {float((p - q).detach().abs().max()):.3g}"
+            )
+    return True
+
+
+def _settings(method: str, loop: str, reduction: str) -> dict:
+    settings = {"lr": 0.05, "data_size": 50, "seed": 2, "reduction": reduction}
+    if method == "BayesByBackprop":
+        settings["initial_log_variance"] = -60.0
+    elif method != "IVON":
+        settings["damping"] = 0.1  # so that rounding is not made large
+    if loop in ("two samples", "at once") and method != "OGN" and method != "KFAC":
+        settings["mc_samples"] = 2
+        if loop == "at once" and method == "VOGN":
+            settings["vectorized"] = True
+    return settings
+
+
+def _build(method: str, model: nn.Module, settings: dict):
+    return getattr(credo, method)(model, **settings)
+
+
+def _step(program: Program, model: nn.Module, optimizer, loop: str) -> None:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = program.loss(model)
+        if optimizer.settings.get("vectorized"):
+            return loss
+        loss.backward()
+        return loss
+
+    if loop == "losses":
+        optimizer.step(lambda: program.loss(model))
+    elif loop in ("blocks", "scaled"):
+        factor = 8.0 if loop == "scaled" else 1.0
+        with optimizer.sampled(scale=factor):
+            (program.loss(model) * factor).backward()
+        optimizer.step()
+    elif loop == "micro-batches":
+        with optimizer.sampled():
+            (program.loss(model) / 2).backward()
+            (program.loss(model) / 2).backward()
+        optimizer.step()
+    elif loop == "accumulated":
+        if optimizer.settings.get("accumulate", 1) == 1:
+            optimizer.accumulate(2)
+        optimizer.step(closure)
+        optimizer.step(closure)
+    else:
+        optimizer.step(closure)
+
+
+def run(program: Program, with_optimiser: bool) -> str:
+    """What became of it: "right" or "refused"."""
+    taken = check_capture(program)
+    if with_optimiser:
+        random = Random(program.seed)
+        check_optimiser(program, random.choice(METHODS), random.choice(LOOPS))
+    return "right" if taken else "refused"
+
+
+__all__ = ["Failure", "check_capture", "check_optimiser", "run"]

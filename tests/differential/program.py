@@ -1,0 +1,92 @@
+"""One random program: a model, a batch, a loss, and what is right for it."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+from torch import Tensor, nn
+
+from tests.differential import layers, losses
+from tests.differential.losses import Reduced
+
+
+@dataclass
+class Program:
+    seed: int
+    model: nn.Module
+    x: Tensor
+    elements: losses.Elements
+    reduced: Reduced
+    reduction: str
+    right: bool  # else it must be refused
+    names: list[str] = field(default_factory=list)
+
+    def loss(self, model: nn.Module | None = None) -> Tensor:
+        model = self.model if model is None else model
+        return self.reduced.loss(self.elements(model(self.x), slice(None)))
+
+    def own_loss(self, i: int, model: nn.Module | None = None) -> Tensor:
+        """Example i's part of the loss, from a batch of one."""
+        model = self.model if model is None else model
+        part = slice(i, i + 1)
+        assert self.reduced.weights is not None
+        return (self.elements(model(self.x[part]), part) * self.reduced.weights[part]).sum()
+
+    def describe(self) -> str:
+        return f"seed {self.seed}: x {tuple(self.x.shape)}, {self.reduction}: " + " → ".join(self.names)
+
+
+def draw(seed: int) -> Program:
+    """The program of a seed; the same on every machine."""
+    random = Random(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return _draw(random, seed)
+        finally:
+            torch.set_default_dtype(default)
+
+
+def _draw(random: Random, seed: int) -> Program:
+    m, t, d = (random.choice((2, 3, 4)) for _ in range(3))
+    if random.random() < 0.3:
+        t = d = m  # shapes that tell nothing
+    parts, names, mixes = [], [], False
+    with_parameters = layers.sequence_layers(t, d)
+    for k in range(random.randint(1, 3)):
+        name, build = layers.random_choice(random, with_parameters)
+        parts.append(build())
+        names.append(name)
+        for _ in range(random.randint(0, 2)):
+            name, function = layers.random_choice(random, layers.ROWWISE)
+            parts.append(layers.Map(lambda _, x, f=function: f(x)))
+            names.append(name)
+        if k == 0 and random.random() < 0.15:
+            name, function = layers.random_choice(random, layers.MIXING)
+            parts.append(layers.Map(lambda _, x, f=function: f(x)))
+            names.append(f"MIX {name}")
+            mixes = True
+    model, x = nn.Sequential(*parts), torch.randn(m, t, d)
+    name, elements = losses.element_losses(random, m, t, d)
+    names.append(name)
+    with torch.no_grad():
+        shape = tuple(elements(model(x), slice(None)).shape)
+    reduction = "sum" if random.random() < 0.2 else "mean"
+    right = not mixes
+    if reduction == "mean" and random.random() < 0.2:
+        name, loss = layers.random_choice(random, losses.refused_means(shape))
+        reduced, right = Reduced(loss, None, None), False
+    else:
+        table = losses.sums(random, shape) if reduction == "sum" else losses.means(random, shape)
+        name, reduced = layers.random_choice(random, table)
+        if (
+            reduction == "mean"
+            and random.random() < 0.1
+            and name in ("mean", "mean of rows", "sum by M", "over columns")
+        ):
+            reduction, right = "sum", False
+        right = right and reduced.weights is not None
+    names.append(name)
+    return Program(seed, model, x, elements, reduced, reduction, right, names)
