@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 def train(x: torch.Tensor, y: torch.Tensor, steps: int = 1500) -> tuple[nn.Module, credo.DiagonalPosterior]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
-    optimizer = credo.VOGN(model, lr=2e-2, data_size=len(x), mc_samples=4)
+    optimizer = credo.VOGN(model, data_size=len(x))
     for _ in range(steps):
         optimizer.step(lambda: F.cross_entropy(model(x), y, reduction="none"))
     return model, optimizer.posterior()

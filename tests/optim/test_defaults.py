@@ -10,6 +10,7 @@ from torch import nn
 
 import credo
 from credo.curvature.likelihood import is_likelihood
+from credo.optim.progress import Progress
 
 SQUARES = [credo.VOGN, credo.OGN, credo.KFAC, credo.NoisyKFAC]
 METHODS = [*SQUARES, credo.IVON, credo.BayesByBackprop]
@@ -78,20 +79,63 @@ def test_the_noise_is_relative_to_the_weights(method, factor):
         assert 0.5 < sigma / (0.3 / math.sqrt(2) * rms) < 2
 
 
-def test_the_noise_grows_with_the_passes_where_the_loss_is_a_likelihood():
-    widths = {}
-    for kind, loss in (
-        ("likelihood", closure),
-        ("error", lambda m: lambda: (m(X)[:, 0] - Y).square()),
-    ):
-        model = network()
-        optimizer = credo.VOGN(model, data_size=len(X))
-        found = []
-        for _ in range(12):
-            optimizer.step(loss(model))
-            found.append(optimizer.diagnostics()[0].noise)
-        widths[kind] = found[-1] / found[0]
-    assert widths["likelihood"] > 2 * widths["error"]
+def test_the_growth_of_the_noise_follows_the_loss():
+    progress = Progress()
+    for _ in range(20):
+        progress.follow(2.0, 0.05)
+    assert (progress.first, progress.growth) == (2.0, 1.0)
+    for _ in range(200):
+        progress.follow(1.0, 0.05)
+    assert progress.growth == 1.0  # half of where it began
+    low = 0
+    while progress.growth == 1.0:
+        progress.follow(0.1, 0.05)
+        low += 1
+    assert low < 60  # until the mean has followed
+    before = progress.growth
+    for _ in range(120):
+        progress.follow(0.1, 0.05)
+    assert progress.growth == pytest.approx(before + 120 * 0.05 / 6)
+    for _ in range(3):
+        progress.follow(100.0, 0.05)
+    assert progress.growth < before + 120 * 0.05 / 6
+    for _ in range(10_000):
+        progress.follow(0.1, 1.0)
+    assert progress.growth == 7.0
+    kept = Progress.of({"progress": progress.state()})
+    assert kept == progress
+    kept.follow(None, 1.0)
+    assert kept == progress
+    assert Progress.of({}) == Progress()
+
+
+@pytest.mark.parametrize("form", ["closure", "block"])
+@pytest.mark.parametrize("method", [credo.VOGN, credo.IVON, credo.NoisyKFAC])
+def test_the_noise_grows_where_a_likelihood_is_learnt_by_heart(method, form):
+    x = torch.randn(12, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = torch.arange(12) % 3
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 3)).double()
+    optimizer = method(model, data_size=12)
+    for _ in range(300):
+        if form == "closure":
+            optimizer.step(closure(model, x, y))
+        else:
+            with optimizer.sampled():
+                F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert optimizer._growth() > 1.5
+
+
+@pytest.mark.parametrize("method", [credo.VOGN, credo.IVON])
+def test_the_noise_stays_under_an_error(method):
+    model = network()
+    optimizer = method(model, data_size=len(X))
+    for _ in range(60):
+        optimizer.step(lambda: (model(X)[:, 0]).square())
+    assert optimizer._growth() == 1.0
 
 
 @pytest.mark.parametrize(

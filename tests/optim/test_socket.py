@@ -186,8 +186,6 @@ def test_unused_parameters_are_skipped(method):
     assert torch.equal(idle.weight, before)
     square = float(idle.weight.detach().square().mean())
     kappa = 0.3 / math.sqrt(3)  # of three matrices
-    if method is not credo.BayesByBackprop:
-        kappa *= 1 + 3 * len(X) / 100 / 6  # three batches of a hundred examples
     c = optimizer.defaults.get("damping")  # γ = c·h̄; of what has not been seen h̄ is 1
     share = {credo.BayesByBackprop: 1.0, credo.IVON: 1 / (1 + kappa**2)}.get(method)
     variance = kappa**2 * square * (share or (1 + c) / (c + kappa**2 * (1 + c)))

@@ -9,6 +9,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from typing import Any, final
 
 import torch
@@ -29,6 +30,7 @@ from credo.optim.joining import join
 from credo.optim.losses import finish_closure, mean_loss
 from credo.optim.monitor import Monitor
 from credo.optim.plan import Plans
+from credo.optim.progress import Progress
 from credo.optim.sampling import MeanKeeper
 from credo.optim.shards import ElementShards, Shards, whole
 from credo.posterior import Posterior
@@ -57,6 +59,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
     def __init__(self, params: Any, defaults: dict[str, Any], settings: dict[str, Any]):
         self.settings = settings
         self.counters = {"step": 0, "draws": 0, "refused": 0, "refused_in_a_row": 0, "examples": 0}
+        self._progress = Progress()
         self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
         self._start_afresh()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
@@ -175,8 +178,9 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         if alone:
             self._update_or_refuse(loss)
         else:
+            noted = self._gathered.mean_loss() if loss is None else loss
             with torch.no_grad(), self._shards.standing_in(self):
-                loss = self._gathered.share(self._shards, parameters, self.settings, self.counters, loss)
+                loss = self._gathered.share(self._shards, parameters, self.settings, self.counters, noted)
                 self._update_or_refuse(loss)
         self._left = checks.Left(self._members())
         return loss
@@ -203,7 +207,11 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
 
     def _update_or_refuse(self, loss: Tensor | None) -> None:
         gathered, self._gathered = self._gathered, self._nothing_gathered()
-        if self._update(gathered, *checks.loss_scales(self, gathered.scale), loss):
+        scales, seen = checks.loss_scales(self, gathered.scale), self.counters["examples"]
+        if self._update(gathered, *scales, loss):
+            noted = gathered.mean_loss() if loss is None else loss
+            passes = (self.counters["examples"] - seen) / self.data_size
+            self._progress.follow(None if noted is None else float(noted) / scales[1], passes)
             self.counters["step"] += 1
             self.counters["refused_in_a_row"] = 0
         else:
@@ -219,6 +227,11 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         self.counters["examples"] += gathered.examples // repeats
 
     @final
+    def _growth(self) -> float:
+        """What the noise of the default rule is multiplied by; under an error of unknown scale it stays as it is."""
+        return self._progress.growth if self.counters.get("likelihood") else 1.0
+
+    @final
     def _finite(self, gathered: Gathered, loss: Tensor | None) -> bool:
         """Whether all numbers of a step are, on all ranks."""
         return self._shards.all(gathered.finite(self._trainable(), loss))
@@ -231,7 +244,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         self._refuse_inside("save")
         saved = super().state_dict()
         own = checkpoints.own_state(type(self).__name__, self.settings, self.counters)
-        return {**saved, "credo": {**own, **self._held.state()}}
+        return {**saved, "credo": {**own, **self._held.state(), "progress": self._progress.state()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resumes exactly; refuses the state of another model or method, and then has changed nothing."""
@@ -242,13 +255,13 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         self.settings.update(state_dict["credo"]["settings"])
         self.counters.update(state_dict["credo"]["counters"])
         self._start_afresh()
-        self._held = Held.of(state_dict["credo"])
+        self._held, self._progress = Held.of(state_dict["credo"]), Progress.of(state_dict["credo"])
         self._shards.cut_state(self)
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("copy")
         own = {"settings": dict(self.settings), "counters": dict(self.counters), "_shards": self._shards}
-        own["_held"] = self._held
+        own |= {"_held": self._held, "_progress": copy(self._progress)}
         return {**super().__getstate__(), **own, **{name: getattr(self, name) for name in self._kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, final
 
+import torch
 from torch import Tensor
 
 from credo.curvature.statistics import Statistics
@@ -35,6 +36,7 @@ class Gathered(ABC):
     samples = 0
     examples = 0  # of all samples together
     scale: float | None = None  # what the losses were multiplied by, where it was declared
+    losses: tuple[Tensor, ...] = ()  # of the samples, as far as they were single numbers
     vectorized = False  # all samples of the step at once, under a mean loss
     shares_samples = (
         True  # whether a sample is of weights, which all micro-batches of an update then have in common
@@ -47,6 +49,13 @@ class Gathered(ABC):
         self.samples += 1
         self.examples += examples
         self.scale = scale
+        self.losses += () if seen.loss is None else (seen.loss.detach(),)
+
+    @final
+    def mean_loss(self) -> Tensor | None:
+        """Of the samples; None where one of them is not known."""
+        known = self.losses and len(self.losses) == self.samples
+        return torch.stack([loss.double() for loss in self.losses]).mean() if known else None
 
     @final
     def at_once(self) -> None:

@@ -40,7 +40,6 @@ from credo.optim.relative import (
     averaging_of,
     check_relative,
     divided,
-    growth,
     is_relative,
     measure,
     numbers,
@@ -343,10 +342,6 @@ class GaussNewton(SquaresOptimizer):
             scale = self.state[p].get(SCALE)
             scale = start_scale(p) if scale is None else scale
         return numbers(group, scale, self.data_size, self._growth())
-
-    def _growth(self) -> float:
-        """Of the noise."""
-        return growth(self.counters["examples"] / self.data_size, bool(self.counters["likelihood"]))
 
     @final
     def _plan(self, group: dict[str, Any]) -> Plan:

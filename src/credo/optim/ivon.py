@@ -46,7 +46,6 @@ from credo.optim.relative import (
     averaging_of,
     check_relative,
     follow_gradient_,
-    growth,
     is_relative,
     ivon_options,
     numbers,
@@ -336,8 +335,7 @@ class IVON(BayesianOptimizer):
     def _numbers_of(self, group: dict[str, Any], p: Tensor) -> TensorNumbers:
         """α, τ and δ of one parameter."""
         scale = self._moved_state(group, p)[SCALE] if is_relative(group) else None
-        passes = self.counters["examples"] / self.data_size
-        return numbers(group, scale, self.data_size, growth(passes, bool(self.counters["likelihood"])))
+        return numbers(group, scale, self.data_size, self._growth())
 
     def beliefs(self) -> Iterator[Belief]:
         """Every trainable parameter with what is known of it, in order."""

@@ -11,7 +11,7 @@ from credo.optim.checkpoints import SCALE
 from credo.optim.diagnostics import Part, part_of
 from credo.optim.factor_blocks import FactorOptimizer
 from credo.optim.kronecker_layers import KroneckerLayer, forget, forget_bias
-from credo.optim.relative import TensorNumbers, growth, is_relative, numbers, start_scale
+from credo.optim.relative import TensorNumbers, is_relative, numbers, start_scale
 
 
 class KroneckerState(FactorOptimizer):
@@ -99,8 +99,7 @@ class KroneckerState(FactorOptimizer):
         if is_relative(group):
             scale = self.state[p].get(SCALE)
             scale = start_scale(p) if scale is None else scale
-        passes = self.counters["examples"] / self.data_size
-        return numbers(group, scale, self.data_size, growth(passes, bool(self.counters["likelihood"])))
+        return numbers(group, scale, self.data_size, self._growth())
 
     def _mean_shrinkage(self, members: list[tuple[Tensor, dict[str, Any]]]) -> float | Tensor:
         """δ̃ as the damping of a layer, which is one number: the mean over its weights."""

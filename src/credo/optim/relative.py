@@ -2,18 +2,17 @@
 
 A tensor of weights has a mean square v at the start, a mean curvature h̄ (of s, followed through training) and, at the
 first minibatch, an alignment a = rms(ĝ)/√h̄: 1 if all examples pull alike, 1/√M if each pulls for itself. With N the
-data size times ρ, L the number of weight matrices with noise, and P the number of passes over the data so far:
+data size times ρ, L the number of weight matrices with noise, and G the growth of the noise, 1 at first:
 
     γ = c·h̄                     c = 0.3: a small part of the precision is the tensor's mean, the rest each weight's own
     α = r·√v·(h̄ + γ)/(a·√h̄)     r = 0.006: a plain step moves a tensor by about r of its size
     τ = κ²·v·N·(h̄ + γ)          the noise is κ of the weights, whatever N and the curvature are
-    κ = 0.3/√L·(1 + P/6)        relative noise adds up over layers, so that of each falls with √L
+    κ = 0.3/√L·G                relative noise adds up over layers, so that of each falls with √L
     δ = 1/v                     a prior as wide as the weights at the start; no weight has more noise than that
 
-Why κ grows with the passes: in the first pass every example is new, and the training loss is the test loss; what holds
-training back then only costs time. From then on the examples repeat, and noise is what keeps the network from learning
-them by heart. It grows where the loss is a likelihood (cross-entropy and the like). A squared error leaves the variance
-of the observations open, and noise in the weights adds to it: there κ stays.
+G grows while the training loss is far below where it began (see `progress`), if the loss is a likelihood (cross-entropy
+and the like). A squared error leaves the variance of the observations open, and noise in the weights adds to it: there
+G stays 1.
 """
 
 import math
@@ -32,8 +31,6 @@ KRONECKER_DAMPING = (
     1.0  # c: few directions of A ⊗ G hold nearly all of its mean, and it is known every tenth step only
 )
 NOISE = 0.3  # κ√L at the start
-PASSES = 6.0  # after which κ has doubled
-LARGEST_GROWTH = 7.0
 AVERAGING = 8.0  # η: the mean is over the last ninth of all steps or so
 FOLLOWED = 0.1  # weight of the newest gradient in its mean square, where that is followed
 SMALLEST_SQUARE = 1e-4  # v of what starts at zero, such as biases
@@ -220,11 +217,6 @@ def follow_gradient_(scale: Scale, step: int, mean_square: float, examples: floa
     if examples is not None:
         scale[1] = curvature = curvature * (1 - 1 / step) + 2 * examples * mean_square / step
     scale[2] = math.sqrt(following / curvature)
-
-
-def growth(passes: float, likelihood: bool) -> float:
-    """What κ is multiplied by after so many passes over the data."""
-    return min(1 + passes / PASSES, LARGEST_GROWTH) if likelihood else 1.0
 
 
 def products(ones: Numbers, others: Numbers) -> Numbers:
