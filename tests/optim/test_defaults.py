@@ -95,13 +95,13 @@ def test_the_growth_of_the_noise_follows_the_loss():
     before = progress.growth
     for _ in range(120):
         progress.follow(0.1, 0.05)
-    assert progress.growth == pytest.approx(before + 120 * 0.05 / 6)
+    assert progress.growth == pytest.approx(before + 120 * 0.05 / 3)
     for _ in range(3):
         progress.follow(100.0, 0.05)
-    assert progress.growth < before + 120 * 0.05 / 6
+    assert progress.growth < before + 120 * 0.05 / 3
     for _ in range(10_000):
         progress.follow(0.1, 1.0)
-    assert progress.growth == 7.0
+    assert progress.growth == 20.0
     kept = Progress.of({"progress": progress.state()})
     assert kept == progress
     kept.follow(None, 1.0)

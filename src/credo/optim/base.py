@@ -68,6 +68,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         self._monitor.begin(self)
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         if "posterior" in vars(cls):
             cls.posterior = carrying_buffers(cls.posterior)  # type: ignore[method-assign]
 

@@ -37,12 +37,6 @@ def place_iterates(keeper: MeanKeeper, moved: Moved) -> None:
     torch._foreach_copy_([p.detach() for p in parameters], iterates)
 
 
-def iterate_stacks(moved: Moved, samples: int) -> dict[int, Tensor]:
-    """Every iterate, as many times as there are samples side by side, by the parameter's id."""
-    iterates = ((p, p.detach() + offset) for p, offset in moved)
-    return {id(p): z.expand(samples, *z.shape).clone() for p, z in iterates}
-
-
 def follow_(means: list[Tensor], offsets: list[Tensor], iterates: Sequence[Tensor], weight: float) -> None:
     """μ ← μ + w(z − μ) for iterates that have moved, and the new offsets."""
     torch._foreach_copy_(offsets, torch._foreach_sub(list(iterates), means))

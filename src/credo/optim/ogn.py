@@ -10,7 +10,7 @@ from torch import Tensor
 
 from credo.curvature.stacks import Stacks
 from credo.optim.gauss_newton import GaussNewton, Uncertain
-from credo.optim.iterates import iterate_stacks, place_iterates
+from credo.optim.iterates import place_iterates
 from credo.posterior import Posterior
 
 
@@ -70,7 +70,8 @@ class OGN(GaussNewton):
         place_iterates(self._keeper, self._uncertain().moved)
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
-        return Stacks(iterate_stacks(self._uncertain().moved, samples), samples)
+        place_iterates(self._keeper, self._uncertain().moved)
+        return Stacks({}, samples)
 
     def _noisy(self) -> list[Uncertain]:
         return []

@@ -1,9 +1,9 @@
 """How far a training has come, as its loss shows it: what the noise of the default rule follows.
 
 In the first passes over the data the training loss is the test loss, and noise only costs time. A training loss far
-below where it began is another matter: the network learns its examples by heart, and noise is what holds it back. So the
-noise grows by the number of passes while the loss is low, and shrinks twice as fast while it is not; it settles where the
-network can just learn what it is shown.
+below where it began is another matter: the network learns its examples by heart, and noise is what holds it back. So
+the noise grows by the number of passes while the loss is low, and shrinks twice as fast while it is not; it settles
+where the network can just learn what it is shown.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 FIRST = 20  # losses that say where a training began
-LOW = 0.25  # of that loss: examples begin to be learnt by heart
-PASSES = 6.0  # over the data, in which the noise has grown by what it was at first
-LARGEST_GROWTH = 7.0
-LONGEST = 0.1  # of a pass that one step counts as: large batches have few steps to learn in
+LOW = 0.45  # of that loss: examples begin to be learnt by heart
+PASSES = 3.0  # over the data, in which the noise has grown by what it was at first
+LARGEST_GROWTH = 20.0
+LONGEST = 0.3  # of a pass that one step counts as: large batches have few steps to learn in
 SLOWEST = 0.02  # weight of the newest loss in the mean, at least
 
 

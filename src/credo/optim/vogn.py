@@ -14,7 +14,7 @@ from credo.kernels import noise
 from credo.kernels.lists import Numbers, each, is_number
 from credo.kernels.stacked_noise import sample_stacks_
 from credo.optim.gauss_newton import GaussNewton, Uncertain
-from credo.optim.iterates import iterate_stacks, place_iterates
+from credo.optim.iterates import place_iterates
 from credo.optim.relative import divided
 from credo.posterior import Posterior
 
@@ -129,7 +129,8 @@ class VOGN(GaussNewton):
 
     def _stacks(self, draw: int, samples: int) -> Stacks:
         drawn = self._uncertain()
-        stacks = iterate_stacks(drawn.moved, samples)
+        place_iterates(self._keeper, drawn.moved)  # the same for all samples
+        stacks: dict[int, Tensor] = {}
         for part in drawn.noisy:
             means, offsets = [p.detach() for p in part.plan.uncertain], part.plan.uncertain_offsets
             if offsets is not None:
