@@ -58,13 +58,13 @@ def rows(augment: bool, tempering_from: float, published: dict[str, Published]) 
         Row(
             "vogn",
             paper=vogn,
-            cpu=replace(cpu, method="vogn", settings={"lr": 1.5e-3, "damping": 3e-2, "prior_precision": 1.0}),
+            cpu=replace(cpu, method="vogn"),
             published=published["vogn"],
         ),
         Row(
             "vogn-defaults",
             paper=replace(paper, method="vogn"),
-            cpu=replace(cpu, method="vogn"),
+            cpu=None,
             published=published["vogn"],
         ),
         Row("vogn-released", paper=replace(vogn, batch_size=256), cpu=None, published=published["vogn"]),
