@@ -202,10 +202,8 @@ def checked_options(
 
 def check_type(name: str, value: object, default: object) -> None:
     """Whether `value` is what a default such as this stands for; a whole number may stand for a real one."""
-    if default == "relative":  # or a number
-        wanted: tuple[type, ...] = (str, int, float)
-    elif isinstance(default, bool | str):
-        wanted = (type(default),)
+    if isinstance(default, bool | str):
+        wanted: tuple[type, ...] = (type(default),)
     elif isinstance(default, int):
         wanted = (int,)
     elif isinstance(default, float) or default is None:

@@ -7,8 +7,8 @@ With N the data size times ρ and q = N(μ, diag σ²), it minimises
 ℓ̄ the mean loss over examples, the KL summed over all weights. The gradient of the first term is taken at samples,
 that of the second is exact. What is moved beside μ is log σ².
 
-By default σ starts at κ of the weights, tensor by tensor (κ as in `relative`), so that it drowns nothing, and τ is 0.1:
-with a KL of full weight deep networks do not begin to learn in the time that Adam takes.
+With initial_log_variance="relative" σ starts at κ of the weights, tensor by tensor (κ as in `relative`), so that it
+drowns nothing, and τ is 0.1: with a KL of full weight deep networks do not begin to learn in the time that Adam takes.
 """
 
 import math
@@ -36,6 +36,7 @@ from credo.posterior.gaussian import kl_terms, total
 
 Row = list[Tensor] | tuple[Tensor, ...]  # one tensor for each parameter
 RELATIVE = "relative"
+LR, RELATIVE_LR = 3e-3, 1e-3
 TEMPERING = 0.1  # τ beside a start that is relative to the weights
 LOG_VARIANCES = (-60.0, 60.0)  # between these a variance is a positive float32, whatever the inner one does
 INITIALISATION = 2**64 - 1  # the stream of noise that no draw will reach
@@ -81,7 +82,7 @@ class BayesByBackprop(ReparameterisedOptimizer):
         Inside a block the weights then hold the mean, and no single sample exists; `p.detach()` shows one.
     initial_log_variance: where log σ² starts; "relative": σ at κ of the tensor's weights; None: at the prior's.
     initial_mean_sd: draws μ anew from N(0, sd²), the paper's 0.1 say; None keeps the model's own initialisation.
-    tempering: τ; None: 0.1, or 1 if initial_log_variance is given.
+    tempering: τ; None: 1, or 0.1 with initial_log_variance="relative".
     mc_samples: K samples a step, each on the whole minibatch.
     convolution_samples: how many of these K the convolutions have (the paper: K = 10, and 1 of them); each is shared by
         K/convolution_samples samples of the other layers. None: as many as the others.
@@ -97,7 +98,7 @@ class BayesByBackprop(ReparameterisedOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor | None = None,
         *,
         data_size: float,  # N
         inner: Build = adam,
@@ -109,7 +110,7 @@ class BayesByBackprop(ReparameterisedOptimizer):
         vectorized: bool = False,
         local: bool = True,
         augmentation: float = 1.0,  # ρ
-        initial_log_variance: float | Literal["relative"] | None = "relative",  # log σ²
+        initial_log_variance: float | Literal["relative"] | None = -6.0,  # log σ²
         initial_mean_sd: float | None = None,
         reduction: str = "mean",
         seed: int = 0,
@@ -118,7 +119,7 @@ class BayesByBackprop(ReparameterisedOptimizer):
     ):
         relative = isinstance(initial_log_variance, str) and initial_log_variance == RELATIVE
         defaults = {
-            "lr": arguments.learning_rate(lr),
+            "lr": arguments.learning_rate((RELATIVE_LR if relative else LR) if lr is None else lr),
             "prior_precision": prior_precision,  # δ
             "tempering": (TEMPERING if relative else 1.0) if tempering is None else tempering,  # τ
             "local": local,

@@ -64,7 +64,7 @@ def rows(augment: bool, tempering_from: float, published: dict[str, Published]) 
         Row(
             "vogn-defaults",
             paper=replace(paper, method="vogn"),
-            cpu=None,
+            cpu=replace(cpu, method="vogn"),
             published=published["vogn"],
         ),
         Row("vogn-released", paper=replace(vogn, batch_size=256), cpu=None, published=published["vogn"]),

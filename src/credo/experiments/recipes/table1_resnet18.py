@@ -99,7 +99,7 @@ VOGN: Final = Row(
 VOGN_DEFAULTS: Final = Row(
     "vogn-defaults",
     paper=replace(PAPER, method="vogn"),
-    cpu=None,
+    cpu=replace(CPU, method="vogn"),
     published=VOGN.published,
 )
 

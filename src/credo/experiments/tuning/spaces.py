@@ -71,6 +71,8 @@ SPACES: Final[dict[str, tuple[Number, ...]]] = {
     "adam": (LR, DECAY),
     "adamw": (LR, DECAY),
     "sgd": (LR, DECAY),
+    "swag": (LR, DECAY),
+    "laplace": (LR, DECAY),
     "mc_dropout": (LR, DECAY, DROPOUT),
 }
 
