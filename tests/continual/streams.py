@@ -33,7 +33,7 @@ def vogn(model: nn.Module, data_size: int, prior: credo.Posterior | None, seed: 
 
 
 def noisy_kfac(model: nn.Module, data_size: int, prior: credo.Posterior | None, seed: int) -> credo.NoisyKFAC:
-    return credo.NoisyKFAC(model, data_size=data_size, prior=prior, seed=seed, damping=0.1)
+    return credo.NoisyKFAC(model, 1e-2, data_size=data_size, prior=prior, seed=seed, damping=0.1)
 
 
 def bbb(model: nn.Module, data_size: int, prior: credo.Posterior | None, seed: int) -> credo.BayesByBackprop:
