@@ -213,7 +213,7 @@ def train_in_groups(
 ) -> dict[str, Any]:
     """The ranks of a group read the same share, and each has its own noise."""
     model = network()
-    optimizer = optimizer_of(method, model, **options)
+    optimizer = optimizer_of(method, model, mc_groups=mc_groups, **options)
     share, count = credo.distributed.data_share(mc_groups)
     own = shares("equal", count)[share]
     losses = [one_step(optimizer, model, x[own], y[own]) for x, y in batches()]

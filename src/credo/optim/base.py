@@ -221,11 +221,15 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
 
     @final
     def _count_examples(self, gathered: Gathered) -> None:
-        """Each example of a step once, however many samples and ranks of its group have seen it."""
+        """Each example of a step once."""
+        self.counters["examples"] += gathered.examples // self._repeats(gathered)
+
+    @final
+    def _repeats(self, gathered: Gathered) -> int:
+        """How many samples, and ranks of its group, have seen each example of a step."""
         groups = self.settings.get("mc_groups") or self._world.size
-        at_once = self.settings["mc_samples"] if self.settings.get("vectorized") else 1
-        repeats = gathered.samples * at_once * (self._world.size // groups)
-        self.counters["examples"] += gathered.examples // repeats
+        at_once: int = self.settings["mc_samples"] if self.settings.get("vectorized") else 1
+        return gathered.samples * at_once * int(self._world.size // groups)
 
     @final
     def _growth(self) -> float:

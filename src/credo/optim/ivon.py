@@ -232,7 +232,7 @@ class IVON(BayesianOptimizer):
         """Parameters of one group that have had the same number of updates; without noise, h stays where it is."""
         states = [self._moved_state(group, p) for p in parameters]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        examples = gathered.examples / gathered.samples
+        examples = gathered.examples / self._repeats(gathered)
         starting = self._follow(group, step, states, parameters, gradients, gradient_unit, examples)
         own = [self._numbers_of(group, p) for p in parameters]
         priors = [self._shrinkage(group, p) for p in parameters]

@@ -58,11 +58,12 @@ class SquaresOptimizer(BayesianOptimizer):
         self._refuse_inside("step")
         self._gathered = self._nothing_gathered()
         parameters, samples = self._trainable(), self.settings["mc_samples"]
-        stacks = self._stacks(self._stream(), samples)
-        for p in parameters:
-            p.grad = None
-        with watching(self._subjects(parameters), "mean", stacks=stacks, samples=samples) as stats:
-            loss = _vectorised(stacks, closure, stats)
+        with self._keeper:  # parameters without noise may be moved
+            stacks = self._stacks(self._stream(), samples)
+            for p in parameters:
+                p.grad = None
+            with watching(self._subjects(parameters), "mean", stacks=stacks, samples=samples) as stats:
+                loss = _vectorised(stacks, closure, stats)
         self.counters["draws"] += samples
         self._gather(stats, parameters, None, None)
         self._gathered.vectorized = True
