@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 from credo import errors, kernels, metrics, optim
 from credo.calibration import Calibration, calibrate
 from credo.curvature.capture import capture, squared_gradients
-from credo.curvature.contribution import Contribution, Stacked
 from credo.curvature.kronecker import kronecker_factors
-from credo.curvature.operation import Operation
+from credo.curvature.rule import Operation, PerExampleGradient, Stacked
 from credo.curvature.rules import register_rule
 from credo.metrics import evaluate
 from credo.optim import OGN, VOGN, TemperingSchedule
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from credo.optim import IVON, KFAC, BayesByBackprop, NoisyKFAC
 
 __version__ = "0.1.0"
+Contribution = PerExampleGradient  # its name in the first releases
 # Imported when they are first asked for: importing credo should cost little.
 _LATER = ("baselines", "cli", "continual", "curvature", "data", "distributed", "experiments", "models")
 _BASELINES = ("SWAG", "laplace", "refresh_batch_norm")
@@ -49,6 +49,7 @@ __all__ = [
     "LowRankPosterior",
     "NoisyKFAC",
     "Operation",
+    "PerExampleGradient",
     "Posterior",
     "Stacked",
     "TemperingSchedule",

@@ -10,7 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import credo
-from credo.curvature.interception import Interception
+from credo.curvature.intercept import Interception
 from credo.errors import CallOrderError, UnsupportedOperation
 from credo.kernels.linear import _way
 from credo.kernels.prepared import Prepared

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import credo
-from credo.curvature.engine import AnyCall, PlainBackward, read_engine_call
+from credo.curvature.backward_calls import AnyCall, PlainBackward, read_engine_call
 from credo.errors import UnsupportedOperation
 from tests.curvature.classification import assert_squares, batch, mlp, truth
 

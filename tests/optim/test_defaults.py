@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import credo
-from credo.curvature.likelihood import is_likelihood
+from credo.curvature.backward_calls import is_likelihood
 from credo.optim.progress import Progress
 
 SQUARES = [credo.VOGN, credo.OGN, credo.KFAC, credo.NoisyKFAC]

@@ -40,7 +40,7 @@ class InterruptAt:
         "optim/base.py",
         "optim/squares.py",
         "curvature/capture.py",
-        "curvature/engine.py",
+        "curvature/backward_calls.py",
     )
     functions = ("__enter__", "__exit__", "_run_in_turn", "_give_up", "run")
 

@@ -53,7 +53,7 @@ def steps(loss, *, vectorized: bool, dtype: torch.dtype = torch.float64, **optio
 @pytest.mark.parametrize("many", [1, 512], ids=["transposed", "as they are"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(name, many, both_kernels, monkeypatch):
-    monkeypatch.setattr("credo.curvature.vectorised.MANY", many)
+    monkeypatch.setattr("credo.curvature.vmap.MANY", many)
     one_by_one, together = (steps(LOSSES[name], vectorized=v) for v in (False, True))
     torch.testing.assert_close(one_by_one, together, rtol=1e-10, atol=1e-12)
 

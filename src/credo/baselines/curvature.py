@@ -18,7 +18,7 @@ from credo.baselines.eigen import DiagonalCurvature, KroneckerCurvature
 from credo.baselines.weights import uncertain
 from credo.curvature.capture import capture
 from credo.curvature.kronecker import Found, layer_name, watching_factors
-from credo.curvature.subjects import subjects_of
+from credo.curvature.tracking import subjects_of
 from credo.errors import InvalidType, InvalidValue
 from credo.posterior.base import Posterior
 from credo.posterior.stand_in import device_of

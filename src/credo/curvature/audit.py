@@ -6,7 +6,7 @@ gradient without its square, and is refused here, before anything has changed.
 """
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -14,16 +14,15 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.nn import Parameter
 
-from credo.curvature.engine import EngineCall
-from credo.curvature.ledger import WHOLE, BackwardPass, Ledger, Share
-from credo.curvature.mixing import LOOKED_AT, look_at, look_at_operation
-from credo.curvature.operation import Operation
-from credo.curvature.provenance import Derived
+from credo.curvature.accumulate import WHOLE, BackwardPass, Share, SquareAccumulator, Watched
+from credo.curvature.backward_calls import EngineCall
 from credo.curvature.reductions import check_sum, read_mean
+from credo.curvature.rule import Operation
 from credo.curvature.rules import Generic
-from credo.curvature.structures import FOREIGN, trace_of
-from credo.curvature.tracing import LEAF as _LEAF
-from credo.curvature.watched import Watched
+from credo.curvature.rules.elementwise import Elementwise
+from credo.curvature.trace import FOREIGN, trace_of
+from credo.curvature.trace import LEAF as _LEAF
+from credo.curvature.tracking import Derived, Source
 from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
 
 _grad_fn = attrgetter("grad_fn")
@@ -32,7 +31,7 @@ _DERIVED: Any = Derived._backward_cls
 
 
 def audit(
-    call: EngineCall, ledger: Ledger, wanted: Container[int], declared: int | None, samples: int
+    call: EngineCall, ledger: SquareAccumulator, wanted: Container[int], declared: int | None, samples: int
 ) -> BackwardPass:
     """The pass about to begin; refuses parameters that it would reach by unwatched ways."""
     operations, nodes, edges = _watched_operations(call.roots, ledger)
@@ -66,7 +65,7 @@ def _count_in_the_loss(
     call: EngineCall,
     nodes: Sequence[Any],
     edges: Sequence[int],
-    ledger: Ledger,
+    ledger: SquareAccumulator,
     examples: int,
     samples: int,
 ) -> int:
@@ -92,7 +91,7 @@ def _count_in_the_loss(
 
 
 def _watched_operations(
-    roots: Iterable[Tensor], ledger: Ledger
+    roots: Iterable[Tensor], ledger: SquareAccumulator
 ) -> tuple[list[Operation], list[Any], list[int]]:
     """All watched operations under the roots, all nodes, and their edges; refuses other edges into parameters."""
     operations: list[Operation] = []
@@ -132,7 +131,7 @@ def _watched_operations(
     return operations, nodes, edges
 
 
-def _check_edge(node: Any, child: Any, ledger: Ledger) -> None:
+def _check_edge(node: Any, child: Any, ledger: SquareAccumulator) -> None:
     reached = [child.variable] if type(child) is _LEAF else child.source.roots
     watched = [id(root) for root in reached if id(root) in ledger.parameters]
     if not watched:
@@ -146,7 +145,7 @@ def _check_edge(node: Any, child: Any, ledger: Ledger) -> None:
     )
 
 
-def _count_examples(operations: list[Operation], ledger: Ledger, declared: int | None) -> int:
+def _count_examples(operations: list[Operation], ledger: SquareAccumulator, declared: int | None) -> int:
     """M: as declared, or the leading dimension of the first watched operation; all others must fit."""
     if not operations:
         return 0
@@ -166,7 +165,7 @@ def _count_examples(operations: list[Operation], ledger: Ledger, declared: int |
     return examples
 
 
-def _misfit(operation: Operation, ledger: Ledger, examples: int) -> str:
+def _misfit(operation: Operation, ledger: SquareAccumulator, examples: int) -> str:
     roots = [root for source in operation.watched_sources if source is not None for root in source.roots]
     names = ", ".join(repr(ledger.names()[id(root)]) for root in roots)
     lead = operation.lead
@@ -177,4 +176,225 @@ def _misfit(operation: Operation, ledger: Ledger, examples: int) -> str:
         "of one example follow each other as in (B·T, d), say how many examples there are with examples=B. A "
         "constant that meets a parameter (position numbers, a mask) must be a buffer of the module. A "
         "penalty on parameters in the loss has no examples: a prior does its work."
+    )
+
+
+# ────────────────────────────────────────
+# Refuses, before a backward pass, what takes rows that count as examples for something else.
+#
+# Row i of a watched operation's result counts as example i. That is not so where a parameter met a tensor without
+# examples that nobody declared constant, as in `F.linear(x, self.weight @ self.turn)` with a plain tensor `turn`: there
+# rows of the weight would be counted, and their squares be wrong without a sign. The graph shows it:
+#
+#     weight       a result with rows becomes the weight of an operation, which all examples share
+#     broadcast    a result with rows is repeated along a new leading dimension, which has the examples
+#     parameter    the leading dimension of a product is the parameter's own
+#
+# A loss that compares examples with one another (x @ x.T) looks the same, and has no gradients of single examples.
+
+
+# Autograd's operations → which of their arguments all rows of the result share.
+_WEIGHTS = {
+    "MmBackward0": (1,),
+    "MvBackward0": (1,),
+    "BmmBackward0": (1,),  # of one matrix, as einsum writes a product
+    "AddmmBackward0": (2,),
+    "AddmvBackward0": (2,),
+    "BaddbmmBackward0": (2,),
+    "CdistBackward0": (1,),
+    "EuclideanDistBackward0": (1,),
+    "LinearBackward0": (1, 2),
+    "ConvolutionBackward0": (1, 2),
+    "NativeLayerNormBackward0": (1, 2),
+    "NativeGroupNormBackward0": (1, 2),
+    "NativeBatchNormBackward0": (1, 2),
+    "FusedRmsNormBackward0": (1,),
+    "PreluKernelBackward0": (1,),
+    "EmbeddingBackward0": (0,),
+}
+_IN_BATCHES = ("BmmBackward0", "BaddbmmBackward0", "CdistBackward0", "EuclideanDistBackward0")
+# … → which of their arguments may be repeated to the shape of the result.
+_REPEATS = dict.fromkeys(("AddmmBackward0", "BaddbmmBackward0", "ExpandBackward0", "RepeatBackward0"), (0,))
+_ARITHMETIC = {
+    **dict.fromkeys(
+        ("AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "WhereBackward0"), (0, 1)
+    ),
+    **dict.fromkeys(("MaximumBackward0", "MinimumBackward0", "PowBackward1"), (0, 1)),
+    **dict.fromkeys(("AddcmulBackward0", "AddcdivBackward0", "LerpBackward1"), (0, 1, 2)),
+}
+_BROADCASTS = _REPEATS | _ARITHMETIC
+LOOKED_AT = frozenset((*_WEIGHTS, *_BROADCASTS))
+
+_PICKS = ("SelectBackward0", "UnbindBackward0", "SliceBackward0", "SplitBackward0")
+# Statistics of a batch, as in a normalisation by hand, are repeated on purpose.
+_STATISTICS = (
+    "SumBackward1",
+    "MeanBackward1",
+    "VarBackward0",
+    "StdBackward0",
+    "VarMeanBackward0",
+    "AmaxBackward0",
+)
+_PRODUCTS = ("matmul", "__matmul__", "mm", "mv", "addmm", "bmm", "baddbmm", "einsum")
+# The result has the rows of the first argument, whatever the others are.
+_ROWS_OF_THE_FIRST = (
+    *("inner", "tensordot", "chain_matmul", "linalg_multi_dot", "cdist"),
+    *("linalg_solve", "linalg_solve_triangular"),
+)
+
+
+def look_at(node: Any, ledger: SquareAccumulator) -> None:
+    """Refuses a node of the graph, of one of the types in `LOOKED_AT`, that uses rows as no examples can be used."""
+    name = type(node).__name__
+    batched = name in _IN_BATCHES and len(_shape(node)) > 2 and _shape(node)[0] > 1
+    if name in _WEIGHTS and not batched:
+        _look_at_weights(node, _WEIGHTS[name], ledger)
+    if name in _BROADCASTS:
+        _look_at_broadcasts(node, _BROADCASTS[name], ledger)
+
+
+def look_at_operation(node: Any, operation: Operation) -> None:
+    """Refuses a watched node whose rows are a parameter's, or in which such rows stand where a parameter should."""
+    if isinstance(operation, Generic):
+        known = operation.name in _PRODUCTS or operation.name in _ROWS_OF_THE_FIRST
+        if known and _counts_a_parameter(node, operation, in_any_shape=False):
+            _refuse(
+                operation,
+                f"{operation.name} has rows of the parameter in front, where the examples should be",
+            )
+    elif not isinstance(operation, Elementwise):
+        unknown = [k for k in operation.parameter_slots if operation.watched_sources[k] is None]
+        _look_at_weights(node, unknown, operation.watched_by)
+
+
+def _look_at_weights(node: Any, slots: Iterable[int], ledger: SquareAccumulator) -> None:
+    for child, own in _children(node, slots):
+        for maker, picked in _makers(child, own, ledger, _PICKS):
+            operation = maker.operation
+            if _counts_a_parameter(maker, operation) or not (
+                picked or _rows(operation) == 1 or _in_groups(node, _rows(operation))
+            ):
+                _refuse(operation, f"{_name(node)} takes it for a weight that all examples share")
+
+
+def _look_at_broadcasts(node: Any, slots: Iterable[int], ledger: SquareAccumulator) -> None:
+    """Draws of noise may stand in front of the examples, (K, M, …), where arithmetic meets them: unless K = M."""
+    shape, strict = _shape(node), type(node).__name__ in _REPEATS
+    for child, own in _children(node, slots):
+        given = _shape(child, own)
+        if not given or (len(given) == len(shape) and given[0] == shape[0]):
+            continue
+        for maker, picked in _makers(child, own, ledger, (*_PICKS, *_STATISTICS)):
+            operation = maker.operation
+            suspicious = not picked and _rows(operation) > 1 and (strict or _rows(operation) == shape[0])
+            if suspicious or _counts_a_parameter(maker, operation):
+                _refuse(
+                    operation, f"{_name(node)} repeats it for every row of a tensor of shape {tuple(shape)}"
+                )
+
+
+def _children(node: Any, slots: Iterable[int]) -> Iterator[tuple[Any, int]]:
+    """The nodes that made these arguments, and which of their results it was."""
+    edges = node.next_functions
+    return ((child, own) for child, own in (edges[k] for k in slots if k < len(edges)) if child is not None)
+
+
+def _makers(
+    node: Any, own: int, ledger: SquareAccumulator, stops: Sequence[str]
+) -> Iterator[tuple[Any, bool]]:
+    """The watched nodes nearest under this one, and whether one row (or a statistic) was taken on the way."""
+    todo, seen = [(node, own, False)], set()
+    while todo:
+        node, own, picked = todo.pop()
+        if type(node) is _WATCHED and node.operation.watched_by is ledger:
+            yield node, picked
+            continue
+        picked = picked or (type(node).__name__ in stops and _leaves_one_row(node, own))
+        for child, number in node.next_functions:
+            if child is not None and (child, picked) not in seen:
+                seen.add((child, picked))
+                todo.append((child, number, picked))
+
+
+def _leaves_one_row(node: Any, own: int) -> bool:
+    name = type(node).__name__
+    if name in _STATISTICS:
+        return True
+    if name in ("SliceBackward0", "SplitBackward0"):
+        return bool(node._saved_dim == 0 and _shape(node, own)[0] == 1)
+    return getattr(node, "_saved_dim", 0) == 0
+
+
+def _counts_a_parameter(node: Any, operation: Operation, in_any_shape: bool = True) -> bool:
+    """Whether the leading dimension of a watched result is that of a parameter, or of what was computed from it.
+
+    What a parameter was expanded to may have a row for each example; `in_any_shape` counts it all the same.
+    """
+    if not isinstance(operation, (Elementwise, Generic)) or operation.lead <= 1:
+        return False
+    if isinstance(operation, Generic) and operation.equation:
+        return _sums_into_a_parameter(operation.equation, operation)
+    dims = len(_shape(node))
+    return any(
+        source.tensor.dim() >= dims
+        and source.tensor.shape[0] == operation.lead
+        and (in_any_shape or source.selects or dims <= 2)
+        for source in _in_front(operation)
+    )
+
+
+def _in_front(operation: Operation) -> list[Source]:
+    """The parameters whose rows the result may have in front."""
+    name, sources, last = operation.name, operation.watched_sources, operation.watched_sources[-1]
+    if name in _ROWS_OF_THE_FIRST:
+        sources = sources[:1]
+    elif name in _PRODUCTS and last is not None and last.tensor.dim() <= 2:
+        sources = sources[:-1]  # x @ W sums over the rows of W
+    return [source for source in sources if source is not None]
+
+
+def _sums_into_a_parameter(equation: str, operation: Operation) -> bool:
+    """Whether the first letter of an einsum's result is a parameter's alone, or one that its own rows have."""
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
+    first = (result if arrow else "".join(sorted(c for c in inputs if inputs.count(c) == 1 and c != ",")))[:1]
+    terms = list(zip(inputs.split(","), operation.watched_sources, strict=True))
+    in_data = any(first in term for term, source in terms if source is None)
+    return first.isalpha() and (
+        not in_data or any(first in term for term, s in terms if s is not None and s.selects)
+    )
+
+
+def _in_groups(node: Any, rows: int) -> bool:
+    """Whether each example has a weight of its own, its channels being a group: (1, M·C, …) from (M, C, …)."""
+    name = type(node).__name__
+    if name not in ("ConvolutionBackward0", "NativeBatchNormBackward0"):
+        return False
+    x, (maker, _) = node._saved_input, node.next_functions[0]
+    before = getattr(maker, "_saved_self_sym_sizes", None) or (x._base.shape if x._base is not None else (0,))
+    own_groups = name.startswith("Native") or node._saved_groups % rows == 0
+    return bool(x.shape[0] == 1 and before[0] == rows and own_groups)
+
+
+def _rows(operation: Operation) -> int:
+    return operation.merged_from or operation.lead
+
+
+def _shape(node: Any, own: int = 0) -> Sequence[int]:
+    shape: Sequence[int] = node._input_metadata[own].shape
+    return shape
+
+
+def _name(node: Any) -> str:
+    return str(node.operation.name if type(node) is _WATCHED else node.name())
+
+
+def _refuse(operation: Operation, what: str) -> None:
+    names = operation.watched_by.names()
+    roots = {id(root) for source in operation.watched_sources if source is not None for root in source.roots}
+    raise UnsupportedOperation(
+        f"parameter {', '.join(sorted(repr(names[key]) for key in roots))}: the rows of {operation.name} count as "
+        f"examples, but {what}, so the squares would be wrong. A constant that meets a parameter must be known: "
+        "register it with self.register_buffer and pass the module, or make it from the parameter (torch.randn_like). "
+        "Give data-dependent weights a leading dimension of examples (torch.bmm), and let examples be rows: x @ A, "
+        "not A @ x.T. A loss that compares examples with one another has no squared gradients."
     )

@@ -8,19 +8,88 @@ Inside the block every operation on a watched parameter is found by the paramete
 replaced by one that gives the same result, the same gradient, and the sum of squares beside it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import final
 
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import widen
-from credo.curvature.interception import Interception
-from credo.curvature.stacks import Stacks
-from credo.curvature.statistics import Statistics
-from credo.curvature.subjects import Parameters, Subjects, subjects_of
+from credo.curvature.accumulate import SquareAccumulator
+from credo.curvature.intercept import Interception
+from credo.curvature.many_samples import StackedWeights
+from credo.curvature.rule import widen
+from credo.curvature.tracking import Parameters, WatchedParameters, subjects_of
 from credo.errors import CallOrderError, InvalidType, InvalidValue
+
+# ────────────────────────────────────────
+# What the backward passes of one block said about each parameter.
+
+
+class Squares(Mapping[Tensor, Tensor]):
+    """Parameter → Σᵢ gᵢ²; only the parameters that the loss reached are in it."""
+
+    def __init__(self, ledger: SquareAccumulator, reduction: str, scale: float):
+        # Not a method of `Statistics`: the circle would keep the squares until the garbage collector comes.
+        self._ledger, self._reduction, self._scale = ledger, reduction, scale
+
+    def __getitem__(self, parameter: Tensor) -> Tensor:
+        try:
+            return self._ledger.squares[id(parameter)] * factor(self._ledger, self._reduction, self._scale)
+        except KeyError:
+            raise KeyError("the loss did not reach this parameter, or it was not watched") from None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self._ledger.parameters[key] for key in self._ledger.squares)
+
+    def __len__(self) -> int:
+        return len(self._ledger.squares)
+
+
+class Statistics:
+    """`squares`, parameter → Σᵢ gᵢ² with gᵢ the gradient of example i's own loss; `examples`, their number M."""
+
+    counted = True  # M is exact, not a guess
+
+    def __init__(self, ledger: SquareAccumulator, reduction: str, scale: float):
+        self._ledger, self._reduction, self._scale = ledger, reduction, scale
+
+    @cached_property
+    def squares(self) -> Mapping[Tensor, Tensor]:
+        return Squares(self._ledger, self._reduction, self._scale)
+
+    @property
+    def examples(self) -> int:
+        return self._ledger.examples
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The sum of what went back, as far as it was one number."""
+        return self._ledger.loss
+
+    @property
+    def rows(self) -> int:
+        """As `examples`, with those that the loss leaves out."""
+        return self._ledger.rows
+
+    @property
+    def likelihood(self) -> bool:
+        """Whether the loss was a log-likelihood; else it is an error of unknown scale."""
+        return self._ledger.likelihood
+
+    def raw(self) -> tuple[dict[int, Tensor], float]:
+        """Σᵢ rᵢ² by the parameter's id, not copies, and by what it is to be multiplied for Σᵢ gᵢ²."""
+        return self._ledger.squares, factor(self._ledger, self._reduction, self._scale)
+
+
+def factor(ledger: SquareAccumulator, reduction: str, scale: float) -> float:
+    """Σᵢ gᵢ² = factor·Σᵢ rᵢ², rᵢ what example i sent back: gᵢ/M under a mean, times the loss scale."""
+    share = ledger.examples if reduction == "mean" else 1
+    return (share / scale) ** 2
+
+
+# ────────────────────────────────────────
 
 
 def capture(
@@ -58,11 +127,11 @@ class watching(AbstractContextManager[Statistics]):
 
     def __init__(
         self,
-        subjects: Subjects,
+        subjects: WatchedParameters,
         reduction: str,
         scale: float = 1.0,
         examples: int | None = None,
-        stacks: Stacks | None = None,
+        stacks: StackedWeights | None = None,
         samples: int = 1,
     ):
         self._interception = Interception(subjects, examples, stacks, reduction, samples)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import CHUNK_BYTES, Factors
+from credo.curvature.rule import CHUNK_BYTES, Factors
 
 SHARINGS = ("expand", "reduce")
 _PANELS = 4  # how a symmetric product is cut: 10 of 16 blocks are computed, the others mirrored

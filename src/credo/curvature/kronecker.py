@@ -15,15 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.curvature.arrangement import Watch
-from credo.curvature.contribution import Contribution
+from credo.curvature.accumulate import SquareAccumulator
+from credo.curvature.capture import Statistics
 from credo.curvature.factors import SHARINGS
-from credo.curvature.interception import Interception
-from credo.curvature.ledger import Ledger
-from credo.curvature.operation import Operation, Outputs, Pieces
-from credo.curvature.provenance import Source
-from credo.curvature.statistics import Statistics
-from credo.curvature.subjects import Subjects, subjects_of
+from credo.curvature.intercept import Interception, Watch
+from credo.curvature.rule import Operation, Outputs, PerExampleGradient, Pieces
+from credo.curvature.tracking import Source, WatchedParameters, subjects_of
 from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
 
 
@@ -48,7 +45,7 @@ class Factoring:
         self.layers: dict[int, LayerSums] = {}
         self.reused: list[Tensor] = []  # weights of layers that were used more than once
         self.recording = True
-        self.ledger: Ledger  # of the block it works in
+        self.ledger: SquareAccumulator  # of the block it works in
         self._sharing = sharing
         self.needs_rules = False  # operations without one keep their squares
 
@@ -82,7 +79,7 @@ class Factoring:
         assert operation.layer is not None
         slot, bias_slot = operation.layer
         piece, source = pieces[slot], sources[slot]
-        if not isinstance(piece, Contribution) or source is None:
+        if not isinstance(piece, PerExampleGradient) or source is None:
             return pieces
         weight, bias = source.roots[0], self._bias(sources[bias_slot], pieces[bias_slot])
         members = [weight] if bias is None else [weight, bias]
@@ -92,7 +89,9 @@ class Factoring:
             self._note(weight, bias, piece)
         self.ledger.require_pass().squared.update(map(id, members))
         slots = {slot} if bias is None else {slot, bias_slot}
-        return [p.total() if k in slots and isinstance(p, Contribution) else p for k, p in enumerate(pieces)]
+        return [
+            p.total() if k in slots and isinstance(p, PerExampleGradient) else p for k, p in enumerate(pieces)
+        ]
 
     def _only_use(self, members: list[Tensor]) -> bool:
         current = self.ledger.require_pass()
@@ -103,12 +102,12 @@ class Factoring:
             self.reused.append(members[0])
         return single
 
-    def _bias(self, source: Source | None, piece: Tensor | Contribution | None) -> Tensor | None:
+    def _bias(self, source: Source | None, piece: Tensor | PerExampleGradient | None) -> Tensor | None:
         """The bias that belongs to the layer: a parameter itself, whose gradient is asked for."""
-        asked = source is not None and source.is_parameter and isinstance(piece, Contribution)
+        asked = source is not None and source.is_parameter and isinstance(piece, PerExampleGradient)
         return source.roots[0] if asked and source is not None else None
 
-    def _note(self, weight: Tensor, bias: Tensor | None, piece: Contribution) -> None:
+    def _note(self, weight: Tensor, bias: Tensor | None, piece: PerExampleGradient) -> None:
         factors = piece.factors(bias is not None, self._sharing)
         assert factors is not None
         new = LayerSums(weight, bias, *factors)
@@ -186,7 +185,7 @@ class FactorStatistics(Statistics):
 
 @contextmanager
 def watching_factors(
-    subjects: Subjects,
+    subjects: WatchedParameters,
     reduction: str,
     sharing: str = "expand",
     examples: int | None = None,

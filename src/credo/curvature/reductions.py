@@ -6,21 +6,225 @@ divided by the number of rows that it was over. What cannot be read is refused.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from credo.curvature.flow_table import operation_name
-from credo.curvature.layouts import Rows, Single, signed
-from credo.curvature.ledger import Share
-from credo.curvature.meetings import LOSSES, Place, places_of
-from credo.curvature.reduction_errors import unreadable, weighted
-from credo.curvature.tracing import Trace
-from credo.curvature.weights import readings
+from credo.curvature.accumulate import Share
+from credo.curvature.flow_lookup import operation_name
+from credo.curvature.layouts import Batch, Rows, Single, signed
+from credo.curvature.trace import LEAF, Trace
 from credo.errors import UnsupportedOperation
+
+# ────────────────────────────────────────
+# What is said about a loss that is no mean, or none that can be read.
+
+REMEDY = (
+    "Take the mean of the losses of single examples (reduction='none', then .mean()), let the closure return them, or "
+    "declare reduction='sum' and sum them."
+)
+
+
+def not_linear(name: str) -> str:
+    return (
+        f"{name} comes after the examples were reduced to one number, so the loss is neither a mean nor a sum over "
+        f"examples, and no example has a loss of its own. {REMEDY} IVON and BayesByBackprop need no gradients of "
+        "single "
+        "examples."
+    )
+
+
+def weighted(name: str, divisor: float, count: int) -> str:
+    return (
+        f"the loss is a weighted mean: {name} divides by the sum of the weights of {count} examples, "
+        f"{divisor:.6g}. Whether "
+        "an example's own loss has its weight in it cannot be told. Weigh the losses of single examples and take their "
+        "mean: (weight[y] * F.cross_entropy(z, y, reduction='none')).mean(); or declare reduction='sum' and sum them."
+    )
+
+
+def unreadable(name: str, divisor: float, count: int, everything: int) -> str:
+    if abs(divisor - 1) < 1e-6:
+        return (
+            f"reduction='mean' is declared, but {name} sums the losses of {count} examples, so the squares would be "
+            f"{count}² times too large. Declare reduction='sum', or take the mean."
+        )
+    return (
+        f"{name} sums the losses of {count} examples in a batch of {everything}, and the sum is divided by "
+        f"{divisor:.6g}, "
+        f"so over how many examples the loss is a mean cannot be told. Divide by their number. {REMEDY}"
+    )
+
+
+# ────────────────────────────────────────
+# Masks and weights between the losses of rows and the sum over them: what each element of a sum counts.
+
+_PASSED = frozenset(("Neg", "ToCopy", "Clone", "Alias", "Add", "Sub", "View", "UnsafeView", "ReshapeAlias"))
+_FARTHEST = 16
+
+
+def readings(trace: Trace, node: Any, own: int, layout: Rows) -> Iterator[Tensor | None]:
+    """Ways to read what is summed, as weights of losses: none first, then with one mask or weight after the other.
+
+    (w * mask * loss).sum() is a sum of all, or of those in the mask. Weights have the shape of what is summed; factors
+    that are the same for all rows are part of the losses.
+    """
+    shape = tuple(node._input_metadata[own].shape)
+    weights: Tensor | None = None
+    yield weights
+    for _ in range(_FARTHEST):
+        edges = [k for k, (child, _) in enumerate(node.next_functions) if child is not None]
+        if len(edges) != 1 or tuple(node._input_metadata[own].shape) != shape:
+            return
+        factor = _factor(node, operation_name(type(node)), edges[0])
+        if factor is None:
+            return
+        if factor is not _ONE and _varies(factor, shape, layout):
+            spread = factor.to(torch.float64).expand(shape)
+            weights = spread if weights is None else weights * spread
+            yield weights
+        node, own = node.next_functions[edges[0]]
+        if type(node) is LEAF or trace.layout(node, own) != layout:
+            return
+
+
+_ONE = torch.ones(())
+
+
+def _factor(node: Any, name: str, edge: int) -> Tensor | None:
+    """By what a node multiplies its only argument with a gradient; None if it does something else."""
+    if name == "Mul":
+        other: Tensor | None = node._saved_self if edge else node._saved_other
+        return other
+    found: Tensor | None = _ONE if name in _PASSED else None
+    if name == "Div" and not edge:
+        found = node._saved_other.reciprocal()
+    elif name == "Where":
+        found = ~node._saved_condition if edge else node._saved_condition
+    elif name == "MaskedFill":
+        found = ~node._saved_mask
+    return found
+
+
+def _varies(factor: Tensor, shape: tuple[int, ...], layout: Rows) -> bool:
+    """Whether rows have factors of their own."""
+    place = layout.axis - (len(shape) - factor.dim())
+    if place < 0 or factor.shape[place] == 1:
+        return False
+    return not bool((factor == factor.narrow(place, 0, 1)).all())
+
+
+# ────────────────────────────────────────
+# Where the examples of a batch are put together: the places, from the loss down, at which they were still apart.
+#
+# Above such a place all examples are in every number, and the graph must be linear: else the loss is no sum Σᵢ cᵢ·lᵢ.
+
+_NAMES = """
+Add Sub Rsub Neg Mul Div Sum Mean Nansum Dot Vdot Mv Mm Where MaskedFill
+View UnsafeView ReshapeAlias Unsqueeze Squeeze Expand Repeat Permute Transpose T
+Select Slice Stack Cat Index IndexSelect Unbind Split ToCopy Clone Alias
+"""
+_LINEAR = frozenset(_NAMES.split())
+_BILINEAR = frozenset(("Mul", "Dot", "Vdot", "Mv", "Mm"))
+LOSSES = frozenset(
+    (
+        *("MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"),
+        *("SoftMarginLoss", "MultiMarginLoss", "MultilabelMarginLoss"),
+    )
+)
+
+
+class Place(NamedTuple):
+    """Where examples meet: an argument of a node (−1: the node's own result), and the gradient that arrives there."""
+
+    node: Any
+    argument: int
+    grad: Tensor
+    layout: Rows | Single
+    divisors: frozenset[float]  # by which everything was divided on the way
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is the number of one example."""
+        return isinstance(self.layout, Single) and self.argument < 0
+
+
+def places_of(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> list[Place]:
+    """All places, from the root down, at which examples that were apart are put together."""
+    found: list[Place] = []
+    arrived: dict[Any, _Arrived] = {}
+    for root, seed in zip(roots, seeds, strict=True):
+        node, grad = root.grad_fn, torch.ones_like(root) if seed is None else seed
+        if node is None:
+            continue
+        layout = trace.layout(node, root.output_nr)
+        if isinstance(layout, (Rows, Single)):
+            found.append(Place(node, -1, grad, layout, frozenset()))
+        elif isinstance(layout, Batch):
+            _arrive(arrived, node, root.output_nr, grad, frozenset())
+    while arrived:
+        node = max(arrived, key=lambda n: n._sequence_nr())
+        _descend(trace, node, arrived.pop(node), arrived, found)
+    return found
+
+
+class _Arrived:
+    """What has come to a node from above: gradients of its results, and the numbers that divided them."""
+
+    def __init__(self) -> None:
+        self.grads: dict[int, Tensor] = {}
+        self.divisors: frozenset[float] = frozenset()
+
+
+def _descend(
+    trace: Trace, node: Any, own: _Arrived, arrived: dict[Any, _Arrived], found: list[Place]
+) -> None:
+    """Through one node of the part in which all examples are together."""
+    name, layouts, grads, divisors = (
+        operation_name(type(node)),
+        trace.arguments(node),
+        own.grads,
+        own.divisors,
+    )
+    apart = [k for k, layout in enumerate(layouts) if isinstance(layout, (Rows, Single))]
+    grad = grads[0] if list(grads) == [0] else None
+    if apart and (name in LOSSES or name.startswith(("NllLoss", "Sum", "Mean"))) and grad is not None:
+        found.append(Place(node, apart[0], grad, layouts[apart[0]], divisors))  # type: ignore[arg-type]
+        return
+    sources = sum(child is not None for child, _ in node.next_functions)
+    bilinear = (
+        name in _BILINEAR or (name == "Div" and node.next_functions[1][0] is not None)
+    ) and sources > 1
+    if name in ("Dot", "Vdot") and apart and grad is not None:
+        found.append(Place(node, apart[0], grad, layouts[apart[0]], divisors))  # type: ignore[arg-type]
+        return
+    if name not in _LINEAR or bilinear or (name == "Div" and node.next_functions[1][0] is not None):
+        raise UnsupportedOperation(not_linear(node.name()))
+    if name == "Div" and node._saved_other.numel() == 1:
+        divisors |= {abs(float(node._saved_other))}
+    back = node(*[grads.get(k) for k in range(len(node._input_metadata))])
+    for k, sent in enumerate(back if isinstance(back, tuple) else (back,)):
+        if k >= len(layouts) or sent is None:
+            continue
+        child, place = node.next_functions[k]
+        if isinstance(layouts[k], Batch):
+            _arrive(arrived, child, place, sent, divisors)
+        elif layouts[k] is not None:
+            found.append(Place(child, -1, sent, layouts[k], divisors))  # type: ignore[arg-type]
+
+
+def _arrive(
+    arrived: dict[Any, _Arrived], node: Any, own: int, grad: Tensor, divisors: frozenset[float]
+) -> None:
+    there = arrived.setdefault(node, _Arrived())
+    there.grads[own] = there.grads[own] + grad if own in there.grads else grad.detach()
+    there.divisors |= divisors
+
+
+# ────────────────────────────────────────
 
 _MEAN, _SUM = 1, 2  # torch's numbers for a loss's reduction
 

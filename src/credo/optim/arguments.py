@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.curvature.subjects import refuse_distributed
+from credo.curvature.tracking import refuse_distributed
 from credo.distributed.world import world
 from credo.errors import InvalidType, InvalidValue
 from credo.optim.habits import refuse_unknown

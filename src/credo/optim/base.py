@@ -15,7 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from credo.curvature.subjects import Subjects
+from credo.curvature.tracking import WatchedParameters
 from credo.distributed import World, world
 from credo.errors import CallOrderError, EmptyBatch
 from credo.optim import arguments, checkpoints, checks
@@ -308,7 +308,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         own = 0 if self.settings.get("shared_noise") else self._world.rank if rank is None else rank
         return own << 48 | (self.counters["draws"] if draw is None else draw)
 
-    def _subjects(self, parameters: list[Tensor]) -> Subjects:
+    def _subjects(self, parameters: list[Tensor]) -> WatchedParameters:
         return self._plans.subjects_for(parameters, self.param_groups, self._module_now())
 
     def _refuse_inside(self, what: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import widen
+from credo.curvature.rule import widen
 from credo.errors import InvalidType
 from credo.kernels import noise
 from credo.optim import arguments

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import widen
+from credo.curvature.rule import widen
 from credo.optim.relative import TensorNumbers
 
 

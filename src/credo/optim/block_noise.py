@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from credo.curvature.vectorised import outside, split
+from credo.curvature.vmap import outside, split
 from credo.errors import CallOrderError
 from credo.kernels import noise, outputs
 

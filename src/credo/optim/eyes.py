@@ -12,14 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from credo.curvature.engine import ENGINE_CALLS, EngineCall, added_loss, read_engine_call
-from credo.curvature.inspections import INSPECTIONS
-from credo.curvature.likelihood import is_likelihood
-from credo.curvature.merges import MERGING, Merges
-from credo.curvature.operation import lead_before_merge
-from credo.curvature.provenance import Provenance, tensors_in
-from credo.curvature.subjects import Subjects
-from credo.curvature.vectorised import is_of_samples, refuse_backward, split
+from credo.curvature.backward_calls import (
+    ENGINE_CALLS,
+    EngineCall,
+    added_loss,
+    is_likelihood,
+    read_engine_call,
+)
+from credo.curvature.intercept import INSPECTIONS
+from credo.curvature.rule import lead_before_merge
+from credo.curvature.tracking import MERGING, Merges, Provenance, WatchedParameters, tensors_in
+from credo.curvature.vmap import is_of_samples, refuse_backward, split
 from credo.errors import CallOrderError, EmptyBatch, UnsupportedOperation
 
 CONVOLUTIONS = {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}  # how many dimensions a batch has
@@ -30,7 +33,7 @@ _WATCHED_INSPECTIONS = {Tensor.detach}  # it shows the values, and those are a s
 class Eyes(TorchFunctionMode, ABC):
     """`examples` went back so far; `used` are the ids of the parameters that operations in the block have met."""
 
-    def __init__(self, subjects: Subjects, reduction: str):
+    def __init__(self, subjects: WatchedParameters, reduction: str):
         super().__init__()
         self.examples = 0
         self.counted = True

@@ -7,7 +7,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from credo.curvature.statistics import Statistics
+from credo.curvature.capture import Statistics
 from credo.kernels.update import all_finite
 from credo.optim.columns import Column, gradients, tabled
 from credo.optim.shards import Shards

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import widen
+from credo.curvature.rule import widen
 from credo.errors import InvalidValue
 from credo.kernels import update
 from credo.kernels.lists import Numbers as ListNumbers

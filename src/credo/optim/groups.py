@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from credo.curvature.subjects import refuse_opaque
+from credo.curvature.tracking import refuse_opaque
 from credo.errors import CallOrderError, InvalidType, InvalidValue, UnsupportedOperation
 from credo.optim import arguments
 from credo.posterior import Posterior

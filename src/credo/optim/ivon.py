@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import widen
+from credo.curvature.rule import widen
 from credo.errors import InvalidType
 from credo.kernels import ivon as kernel
 from credo.kernels import noise

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import widen
 from credo.curvature.kronecker import LayerSums
+from credo.curvature.rule import widen
 from credo.optim.checkpoints import FACTORS
 from credo.optim.inverses import eigen_scale, eigenbasis, inverse_root, pi_roots, pi_shifts
 from credo.posterior.matrix_normal import Root, as_matrix, from_matrix

@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import widen
+from credo.curvature.rule import widen
 from credo.kernels.ivon import restore_all_
 
 Products = dict[int, Tensor]  # Σ ∂ℓ/∂w·(w − μ) by the parameter's id

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from credo.curvature.stacks import Stacks
+from credo.curvature.many_samples import StackedWeights
 from credo.optim.gauss_newton import GaussNewton, Uncertain
 from credo.optim.iterates import place_iterates
 from credo.posterior import Posterior
@@ -69,9 +69,9 @@ class OGN(GaussNewton):
         """The iterate is the sample."""
         place_iterates(self._keeper, self._uncertain().moved)
 
-    def _stacks(self, draw: int, samples: int) -> Stacks:
+    def _stacks(self, draw: int, samples: int) -> StackedWeights:
         place_iterates(self._keeper, self._uncertain().moved)
-        return Stacks({}, samples)
+        return StackedWeights({}, samples)
 
     def _noisy(self) -> list[Uncertain]:
         return []

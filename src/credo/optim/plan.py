@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from credo.curvature.contribution import widen
-from credo.curvature.subjects import Subjects, buffers_of
+from credo.curvature.rule import widen
+from credo.curvature.tracking import WatchedParameters, buffers_of
 from credo.errors import CallOrderError
 from credo.kernels.lists import Kept, Steady
 from credo.kernels.noise import Sampler
@@ -151,7 +151,7 @@ def refuse_other_sizes(group: Mapping[str, Any], p: Tensor, known: Mapping[str, 
 class Plans(dict[int, Plan]):
     """By the group's id; and whom the last block watched, who may well be the same in the next."""
 
-    subjects: Subjects | None = None
+    subjects: WatchedParameters | None = None
 
     def forget_all_but(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Groups may have been removed, and plans hold their state."""
@@ -161,14 +161,14 @@ class Plans(dict[int, Plan]):
 
     def subjects_for(
         self, parameters: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], module: nn.Module | None
-    ) -> Subjects:
+    ) -> WatchedParameters:
         """For a block that watches trainable parameters of the groups. Buffers are asked for anew: they come and go.
 
         It must not hold the optimiser, which holds it: garbage for the collector would be the end of both.
         """
         constants, known = [] if module is None else buffers_of(module), self.subjects
         if known is None or not identical(list(known.watched.values()), parameters):
-            self.subjects = known = Subjects(parameters, constants, partial(parameter_names, groups))
+            self.subjects = known = WatchedParameters(parameters, constants, partial(parameter_names, groups))
         else:
             known.constants = {id(constant): constant for constant in constants} if constants else {}
         return known

@@ -24,10 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from credo.curvature.contribution import widen
-from credo.curvature.provenance import tensors_in
-from credo.curvature.subjects import Subjects
-from credo.curvature.vectorised import by_one_run
+from credo.curvature.rule import widen
+from credo.curvature.tracking import WatchedParameters, tensors_in
+from credo.curvature.vmap import by_one_run
 from credo.errors import CredoError, InvalidType, InvalidValue, UnsupportedOperation
 from credo.optim.block_noise import BlockNoise
 from credo.optim.eyes import CONVOLUTIONS, Eyes, merged_from
@@ -52,7 +51,9 @@ class Uncertain:
 class Reparameterised(Eyes):
     """The block of one sample, or of several at once."""
 
-    def __init__(self, subjects: Subjects, reduction: str, uncertain: Iterable[Uncertain], noise: BlockNoise):
+    def __init__(
+        self, subjects: WatchedParameters, reduction: str, uncertain: Iterable[Uncertain], noise: BlockNoise
+    ):
         super().__init__(subjects, reduction)
         self.uncertain: Mapping[int, Uncertain] = {id(u.mean): u for u in uncertain}
         self.noise = noise

@@ -9,9 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from credo.curvature.capture import watching
-from credo.curvature.stacks import Stacks
-from credo.curvature.statistics import Statistics
+from credo.curvature.capture import Statistics, watching
+from credo.curvature.many_samples import StackedWeights
 from credo.errors import CredoError, InvalidValue, UnsupportedOperation
 from credo.optim import arguments
 from credo.optim.base import BayesianOptimizer
@@ -32,7 +31,7 @@ class SquaresOptimizer(BayesianOptimizer):
         """Turns the mean in the parameters into sample number `draw`, in place."""
 
     @abstractmethod
-    def _stacks(self, draw: int, samples: int) -> Stacks:
+    def _stacks(self, draw: int, samples: int) -> StackedWeights:
         """The samples number draw, draw + 1, … side by side; the parameters keep the mean."""
 
     @final
@@ -89,7 +88,7 @@ class SquaresOptimizer(BayesianOptimizer):
         self._gathered.supply({id(p): square.detach().clone() for p, square in squares.items()}, examples)
 
 
-def _vectorised(stacks: Stacks, closure: Callable[[], Tensor], stats: Statistics) -> Tensor:
+def _vectorised(stacks: StackedWeights, closure: Callable[[], Tensor], stats: Statistics) -> Tensor:
     try:
         losses = stacks.vectorised(closure)
         return finish_closure(losses.flatten() if isinstance(losses, Tensor) else losses, stats, "mean")

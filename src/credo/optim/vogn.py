@@ -9,7 +9,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from credo.curvature.stacks import Stacks
+from credo.curvature.many_samples import StackedWeights
 from credo.kernels import noise
 from credo.kernels.lists import Numbers, each, is_number
 from credo.kernels.stacked_noise import sample_stacks_
@@ -127,7 +127,7 @@ class VOGN(GaussNewton):
                 )
         place_iterates(keeper, drawn.moved)
 
-    def _stacks(self, draw: int, samples: int) -> Stacks:
+    def _stacks(self, draw: int, samples: int) -> StackedWeights:
         drawn = self._uncertain()
         place_iterates(self._keeper, drawn.moved)  # the same for all samples
         stacks: dict[int, Tensor] = {}
@@ -138,7 +138,7 @@ class VOGN(GaussNewton):
             own = [mean.new_empty((samples, *mean.shape)) for mean in means]
             sample_stacks_(own, means, *part.widths, self.settings["seed"], draw, part.places)
             stacks |= {id(p): stack for p, stack in zip(part.plan.uncertain, own, strict=True)}
-        return Stacks(stacks, samples)
+        return StackedWeights(stacks, samples)
 
     def _noisy(self) -> list[Uncertain]:
         found, first = [], 0

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from credo.curvature.vectorised import Level
+from credo.curvature.vmap import Level
 from credo.posterior.base import Weights
 from credo.posterior.stand_in import StandIn
 from credo.predict.image_rules import IMAGE_RULES

@@ -3,12 +3,10 @@
 from credo.curvature.rules import convolution, elementwise, embedding, linear, normalisation, recurrent
 from credo.curvature.rules.fallback import Generic
 from credo.curvature.rules.registry import Rule, register_rule, rule_for
-from credo.curvature.rules.sliced import Sliced
 
 __all__ = [
     "Generic",
     "Rule",
-    "Sliced",
     "convolution",
     "elementwise",
     "embedding",

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from credo.curvature.contribution import Contribution, Factors, Stacked, widen
 from credo.curvature.factors import convolution_factors
-from credo.curvature.operation import Operation, Outputs, Pieces
+from credo.curvature.rule import Factors, Operation, Outputs, PerExampleGradient, Pieces, Stacked, widen
 from credo.curvature.rules.registry import register_rule
 from credo.kernels import convolution as kernel
 from credo.kernels.unfolding import Geometry
@@ -23,7 +22,7 @@ Size = int | Sequence[int]
 _CONVOLUTIONS: tuple[Callable[..., Tensor], ...] = (torch.conv1d, torch.conv2d, torch.conv3d)
 
 
-class ConvolutionShares(Contribution):
+class ConvolutionShares(PerExampleGradient):
     """rᵢ: the gradient of the weight of a convolution from x to where g lives, example by example."""
 
     def __init__(self, x: Tensor, g: Tensor, geometry: Geometry):

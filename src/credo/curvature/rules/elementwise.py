@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import Contribution, chunked_sums, widen
-from credo.curvature.operation import Operation, Outputs, Pieces
-from credo.curvature.provenance import Provenance
+from credo.curvature.rule import Operation, Outputs, PerExampleGradient, Pieces, chunked_sums, widen
 from credo.curvature.rules.registry import register_rule
+from credo.curvature.tracking import Provenance
 
 
-class Broadcast(Contribution):
+class Broadcast(PerExampleGradient):
     """rᵢ = local[i] summed to `shape`, the shape of an operand that was broadcast to local's (M, …)."""
 
     def __init__(self, local: Tensor, shape: torch.Size):
@@ -90,7 +89,7 @@ class Elementwise(Operation):
             for slot in (0, 1)
         )
 
-    def _piece(self, local: Tensor, operand: Tensor, examples: int) -> Contribution:
+    def _piece(self, local: Tensor, operand: Tensor, examples: int) -> PerExampleGradient:
         if len(local) != examples:
             local = local.reshape(examples, -1, *local.shape[1:])
         return Broadcast(local, operand.shape)
@@ -160,10 +159,10 @@ class PReLU(Operation):
         return torch.where(x > 0, g, g * slope), Reshaped(Broadcast(local, shape), weight.shape)
 
 
-class Reshaped(Contribution):
+class Reshaped(PerExampleGradient):
     """The same numbers in another shape."""
 
-    def __init__(self, inner: Contribution, shape: torch.Size):
+    def __init__(self, inner: PerExampleGradient, shape: torch.Size):
         self.examples, self._inner, self._shape = inner.examples, inner, shape
 
     def total(self) -> Tensor:

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from credo.curvature.contribution import Contribution, widen
-from credo.curvature.operation import Operation, Outputs, Pieces, lead_before_merge
+from credo.curvature.rule import Operation, Outputs, PerExampleGradient, Pieces, lead_before_merge, widen
 from credo.curvature.rules.registry import register_rule
 from credo.errors import UnsupportedOperation
 
 
-class TokenShares(Contribution):
+class TokenShares(PerExampleGradient):
     """From tokens (M, T) and g (M, T, d); `padding` is the token without a gradient, −1 for none."""
 
     def __init__(self, tokens: Tensor, g: Tensor, rows: int, padding: int):

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from credo.curvature.contribution import Contribution, chunked_sums, widen
-from credo.curvature.operation import Operation, Outputs, Pieces
+from credo.curvature.rule import Operation, Outputs, PerExampleGradient, Pieces, chunked_sums, widen
 
 Call = Callable[..., Tensor]
 
@@ -88,7 +87,7 @@ class Generic(Operation):
             sums = torch.autograd.grad(
                 outs, [self._own[k] for k in wanted], gs, retain_graph=True, allow_unused=True
             )
-        pieces: list[Tensor | Contribution | None] = [None] * len(self._shared)
+        pieces: list[Tensor | PerExampleGradient | None] = [None] * len(self._shared)
         for k, total in zip(wanted, sums, strict=True):
             if total is not None:
                 pieces[k] = RowByRow(self, k, total, outs, gs, examples) if self._shared[k] else total
@@ -107,7 +106,7 @@ class Generic(Operation):
         return tensor.dim() > self.axis and tensor.shape[self.axis] == self.lead
 
 
-class RowByRow(Contribution):
+class RowByRow(PerExampleGradient):
     """What each output row sends back to one parameter of a generic operation."""
 
     def __init__(

@@ -13,14 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from credo.curvature.contribution import Contribution, Factors, Stacked, widen
 from credo.curvature.factors import row_factors
-from credo.curvature.operation import Operation, Outputs, Pieces, Sums, by_example
+from credo.curvature.rule import (
+    Factors,
+    Operation,
+    Outputs,
+    PerExampleGradient,
+    Pieces,
+    Stacked,
+    Sums,
+    by_example,
+    widen,
+)
 from credo.curvature.rules.registry import register_rule
 from credo.kernels import linear as kernel
 
 
-class OuterProducts(Contribution):
+class OuterProducts(PerExampleGradient):
     """rᵢ = Σₜ gᵢₜ xᵢₜᵀ, from x (M, T, I) and g (M, T, O), or (M, I) and (M, O); shape (O, I), or as `shape` says."""
 
     def __init__(self, x: Tensor, g: Tensor, shape: torch.Size | None = None):
@@ -142,7 +151,7 @@ class AddMM(Operation):
         assert g is not None
         x, weight = saved[1].to(g.dtype), saved[2].to(g.dtype)
         rows = by_example(g * self._alpha, examples)
-        added: Tensor | Contribution = g * self._beta
+        added: Tensor | PerExampleGradient = g * self._beta
         if saved[0].dim() == 1:
             added = bias_shares(by_example(g * self._beta, examples))
         return (

@@ -14,14 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from credo.curvature.contribution import Contribution, Stacked
-from credo.curvature.operation import Operation, Outputs, Pieces
+from credo.curvature.rule import Operation, Outputs, PerExampleGradient, Pieces, Stacked
 from credo.curvature.rules.elementwise import Broadcast
 from credo.curvature.rules.registry import register_rule
 from credo.kernels import normalisation as kernel
 
 
-class BatchNormShares(Contribution):
+class BatchNormShares(PerExampleGradient):
     """Both sums, already computed, and the shares (M, C) on request from x and g (M, C, …), mean and invstd."""
 
     def __init__(self, sums: tuple[Tensor, Tensor], of_weight: bool, examples: int, *made_of: Tensor):
@@ -142,7 +141,7 @@ class AffineNorm(Operation):
             (gx,) = torch.autograd.grad(out, leaf, g.to(out.dtype))
         return gx
 
-    def _shares(self, local: Tensor, parameter: Tensor, examples: int) -> Contribution:
+    def _shares(self, local: Tensor, parameter: Tensor, examples: int) -> PerExampleGradient:
         if self._per_channel:
             return Stacked(local.flatten(2).sum(2) if local.dim() > 2 else local)
         local = local.reshape(examples, -1, *parameter.shape)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from credo.curvature.operation import Operation, Outputs, Pieces, examples_second
+from credo.curvature.rule import Operation, Outputs, Pieces, examples_second
 from credo.curvature.rules.linear import OuterProducts, bias_shares
 from credo.curvature.rules.registry import register_rule
 from credo.errors import UnsupportedOperation

@@ -7,7 +7,7 @@ order, and returns an `Operation`.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from credo.curvature.operation import Operation
+from credo.curvature.rule import Operation
 from credo.errors import InvalidType
 
 Rule = Callable[..., Operation]

@@ -4,10 +4,10 @@ An operation with examples and a parameter among its arguments becomes a `Watche
 parameters alone gives a derived tensor; everything else runs as it is.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,20 +22,100 @@ from torch._C import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from credo.curvature.arrangement import Arrangement
+from credo.curvature.accumulate import SquareAccumulator, Watched, apply_watched
 from credo.curvature.audit import audit
-from credo.curvature.engine import ENGINE_CALLS, added_loss, read_engine_call
-from credo.curvature.inspections import INSPECTIONS
-from credo.curvature.ledger import Ledger
-from credo.curvature.likelihood import is_likelihood
-from credo.curvature.merges import MERGING, Merges
-from credo.curvature.operation import Operation, examples_second
-from credo.curvature.provenance import SELECTIONS, Provenance, Source, tensors_in
+from credo.curvature.backward_calls import ENGINE_CALLS, added_loss, is_likelihood, read_engine_call
+from credo.curvature.rule import Operation, examples_second
 from credo.curvature.rules import Generic, rule_for
-from credo.curvature.subjects import Subjects
-from credo.curvature.unlock import can_unlock, unlocked
-from credo.curvature.watched import Watched, apply_watched
+from credo.curvature.torch_private import can_run_inside, without_override
+from credo.curvature.tracking import (
+    MERGING,
+    SELECTIONS,
+    Merges,
+    Provenance,
+    Source,
+    WatchedParameters,
+    tensors_in,
+)
 from credo.errors import UnsupportedOperation
+
+# ────────────────────────────────────────
+# What a block may do to a watched operation before it runs: give it many weights, or have it leave its factors.
+
+Watch = Callable[[Operation, tuple[Source | None, ...]], Any]
+
+
+class Arrangement(Protocol):
+    def apply(self, operation: Operation, sources: tuple[Source | None, ...], watch: Watch) -> Any:
+        """Runs the operation, or what takes its place, by `watch`."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs a call without parameters, or what takes its place."""
+
+    def refuse_backward(self) -> None:
+        """Raises where no backward pass may begin."""
+
+    @property
+    def needs_rules(self) -> bool:
+        """Whether an operation on parameters without a rule goes to `run_without_rule`, not row by row."""
+
+    def run_without_rule(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs a look at parameters, a comparison; raises where the result has a gradient."""
+
+    def derive(self, function: Any, make: Callable[[Callable[[Tensor], Tensor]], Any], made: Any) -> None:
+        """Hears what a function of parameters alone has made; `make` makes it of other values for its tensors."""
+
+    def refuse_left_out(self, counted: int, examples: int) -> None:
+        """Raises where a loss that leaves examples out cannot be served."""
+
+
+# ────────────────────────────────────────
+# What looks at a tensor without computing with it: attributes, sizes, flags. None of it needs watching.
+
+# These attributes are operations: their values have a gradient.
+_COMPUTED = {"T", "mT", "H", "mH", "real", "imag"}
+_METHODS = [
+    "size",
+    "dim",
+    "numel",
+    "nelement",
+    "element_size",
+    "stride",
+    "storage_offset",
+    "is_contiguous",
+    "data_ptr",
+    "untyped_storage",
+    "get_device",
+    "is_floating_point",
+    "is_complex",
+    "is_signed",
+    "detach",
+    "requires_grad_",
+    "register_hook",
+    "register_post_accumulate_grad_hook",
+    "__hash__",
+    "__len__",
+    "__repr__",
+    "__format__",
+]
+
+
+def _attributes() -> set[Any]:
+    """The getters and setters of all attributes that are not operations."""
+    found = set()
+    for name in dir(torch.Tensor):
+        attribute: Any = getattr(torch.Tensor, name, None)
+        if type(attribute).__name__ in ("getset_descriptor", "property") and name not in _COMPUTED:
+            found |= {attribute.__get__, attribute.__set__}
+    return found
+
+
+INSPECTIONS = frozenset(
+    _attributes() | {getattr(torch.Tensor, name) for name in _METHODS} | {torch.is_grad_enabled}
+)
+
+
+# ────────────────────────────────────────
 
 _WHOLE = {F.embedding_bag}  # its rows are examples; those of the operation inside are not
 _INTEGERS = {torch.int32, torch.int64}
@@ -46,7 +126,7 @@ class Interception(TorchFunctionMode):
 
     def __init__(
         self,
-        subjects: Subjects,
+        subjects: WatchedParameters,
         declared: int | None,
         stacks: Arrangement | None = None,
         reduction: str | None = None,
@@ -54,7 +134,7 @@ class Interception(TorchFunctionMode):
     ):
         self._samples = samples  # computed at once
         self._stacks = stacks
-        self.ledger = Ledger(subjects.watched, subjects.names, reduction)
+        self.ledger = SquareAccumulator(subjects.watched, subjects.names, reduction)
         self._provenance = Provenance(subjects.sources, subjects.constants)
         self._declared = declared
         self._calls = 0
@@ -120,9 +200,9 @@ class Interception(TorchFunctionMode):
 
     def _replace_without_rule(self, func: Any, args: Any, kwargs: Any) -> Any:
         """By what it does inside, or by rows."""
-        if can_unlock(func) and func not in _WHOLE:
+        if can_run_inside(func) and func not in _WHOLE:
             with self, self._inside(func, args, kwargs):
-                return unlocked(func)(*args, **kwargs)
+                return without_override(func)(*args, **kwargs)
         tensors = list(tensors_in((*args, *kwargs.values())))
         if all(self._provenance.knows(tensor) for tensor in tensors):
             return self._derive(func, args, kwargs)

@@ -2,6 +2,7 @@
 
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
-from credo.curvature.provenance import tensors_in
-from credo.curvature.unlock import unlocked, with_globals
+from credo.curvature.torch_private import with_globals, without_override
+from credo.curvature.tracking import tensors_in
 from credo.errors import UnsupportedOperation
 
 _NAMES = {
@@ -139,7 +140,7 @@ def _unlocked(function: FunctionType) -> Callable[..., Any]:
     Before, it asks the root a dozen small questions, each of which would go through them.
     """
     assert function.__globals__["_engine_run_backward"] is _engine_run_backward  # else eyes would never open
-    return with_globals(unlocked(function), {"_engine_run_backward": _run_seen})  # type: ignore[arg-type]
+    return with_globals(without_override(function), {"_engine_run_backward": _run_seen})  # type: ignore[arg-type]
 
 
 def _run_seen(*args: Any, **kwargs: Any) -> Any:
@@ -155,3 +156,42 @@ def added_loss(before: Tensor | None, call: EngineCall) -> Tensor | None:
         return before
     loss = call.roots[0].detach()
     return loss if before is None else before + loss
+
+
+# ────────────────────────────────────────
+# Whether a loss is a log-likelihood, with its scale, or an error whose scale is left open; read from its graph.
+#
+# A cross-entropy is minus the log-probability of the targets. A squared error is so only up to the unknown variance of
+# the observations: the loss alone does not say how sure the data are. Between the loss and what decides there are
+# means, sums, masks and factors, so that a few operations from the root on are enough.
+
+LIKELIHOODS = (
+    "NllLoss",
+    "LogSoftmax",
+    "Logsumexp",
+    "BinaryCrossEntropy",
+    "BinaryCrossEntropyWithLogits",
+    "LogSigmoid",
+    "Softplus",
+    "KlDiv",
+    "CtcLoss",
+    "Log",
+    "Exp",
+)
+ERRORS = ("MseLoss", "Pow", "SmoothL1Loss", "HuberLoss", "Abs", "L1Loss", "Norm", "LinalgVectorNorm")
+FARTHEST = 24  # operations looked at
+
+
+def is_likelihood(roots: Sequence[Tensor]) -> bool:
+    """Whether a way from the loss meets a likelihood before it meets an error; a penalty beside it changes nothing."""
+    waiting: deque[Any] = deque(root.grad_fn for root in roots if root.grad_fn is not None)
+    for _ in range(FARTHEST):
+        if not waiting:
+            return False
+        node = waiting.popleft()
+        name = node.name().removesuffix("0").removesuffix("Backward").rstrip("0123456789D")
+        if name in LIKELIHOODS:
+            return True
+        if name not in ERRORS:
+            waiting.extend(following for following, _ in node.next_functions if following is not None)
+    return False

@@ -1,14 +1,16 @@
 """Keeps the squares: what each use contributes, what must wait for other uses, and for how many examples."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunction, _is_any_autocast_enabled
 
-from credo.curvature.contribution import WIDE, Contribution, chunked_squares, widen
-from credo.curvature.operation import Pieces
-from credo.curvature.provenance import Source
+from credo.curvature.rule import WIDE, Operation, Outputs, PerExampleGradient, Pieces, chunked_squares, widen
+from credo.curvature.tracking import Source
 from credo.errors import CallOrderError, InvalidValue, UnsupportedOperation
 
 
@@ -20,7 +22,7 @@ class BackwardPass:
     counted: int  # those of them that the loss is a mean over
     wanted: Container[int]  # ids of the parameters whose gradient was asked for
     single: set[int] | frozenset[int]  # ids of those of them with exactly one use
-    deferred: dict[int, list[tuple[Source, Contribution]]] = field(default_factory=dict)
+    deferred: dict[int, list[tuple[Source, PerExampleGradient]]] = field(default_factory=dict)
     squared: set[int] = field(default_factory=set)
 
     def join(self, outer: "BackwardPass") -> None:
@@ -48,7 +50,7 @@ class Share:
 WHOLE = Share(1.0, 1.0)
 
 
-class Ledger:
+class SquareAccumulator:
     """Σᵢ rᵢ² for each watched parameter, as the backward passes of one block deliver it."""
 
     def __init__(
@@ -105,7 +107,9 @@ class Ledger:
                 gradients.append(self._defer(current, source, piece))
         return gradients
 
-    def _defer(self, current: BackwardPass, source: Source | None, contribution: Contribution) -> Tensor:
+    def _defer(
+        self, current: BackwardPass, source: Source | None, contribution: PerExampleGradient
+    ) -> Tensor:
         """Keeps a contribution until the end of the pass, for parameters that other uses contribute to."""
         for key in map(id, () if source is None else source.roots):
             if key in current.squared:
@@ -176,3 +180,59 @@ class Ledger:
             f"parameter {self.names()[key]!r} is used both inside and outside a re-entrant checkpoint, so "
             "its uses cannot be added before they are squared. Use torch.utils.checkpoint(..., use_reentrant=False)."
         )
+
+
+# ────────────────────────────────────────
+# The autograd function that takes the place of a watched operation.
+
+
+class Watched(torch.autograd.Function):
+    """Runs the operation as torch does; its backward gives Σᵢ rᵢ as the gradient and notes Σᵢ rᵢ².
+
+    It stands in for torch's own node, so autograd never computes the weight gradient a second time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, operation: Operation, *tensors: Tensor | None) -> Outputs:
+        outputs, extras = operation.forward(*tensors)
+        ctx.operation = operation
+        ctx.save_for_backward(*tensors, *extras)
+        if type(outputs) is tuple:
+            ctx.set_materialize_grads(False)  # of outputs that the loss does not reach
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        operation: Operation = ctx.operation
+        needed = ctx.needs_input_grad[1:]
+        if grads[0] is None and all(grad is None for grad in grads):
+            return (None,) * (len(needed) + 1)
+        ledger = operation.watched_by
+        current = ledger.current or ledger.require_pass()
+        saved = ctx.saved_tensors  # a checkpoint runs its forward again here, so the block must still see it
+        with _plain_torch(saved) if _is_any_autocast_enabled() else DisableTorchFunction():
+            if current.single.issuperset(keys := operation.watched_keys) and keys:
+                sums = operation.sums(grads, needed, current.examples, saved)
+                if sums is not None:
+                    ledger.keep(current, keys, sums[1])
+                    return None, *sums[0]
+            pieces = operation.backward(grads, needed, current.examples, saved)
+            return None, *ledger.receive(current, operation.watched_sources, pieces)
+
+
+# `Watched.apply` without its search of every argument for what functorch may have left in it.
+apply_watched: Callable[..., Any] = super(torch.autograd.Function, Watched).apply
+# A node asks its class which of two functions is its backward, at every pass; here it is this one.
+Watched._backward_cls.apply = Watched.backward  # type: ignore[attr-defined]
+
+
+def _plain_torch(tensors: tuple[Tensor, ...]) -> AbstractContextManager[Any]:
+    """The backward pass is not watched itself, and runs in the dtypes that the forward chose."""
+    device = next(tensor for tensor in tensors if tensor is not None).device.type
+    return _without_autocast(device) if torch.is_autocast_enabled(device) else DisableTorchFunction()
+
+
+@contextmanager
+def _without_autocast(device: str) -> Iterator[None]:
+    with DisableTorchFunction(), torch.autocast(device, enabled=False):
+        yield

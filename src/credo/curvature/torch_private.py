@@ -1,7 +1,7 @@
 """Runs the body of a torch function written in Python, so that the operations inside it can be seen.
 
 Such a function (F.multi_head_attention_forward, say) first asks whether somebody overrides it, and
-hands itself over as a whole. What is watched are the operations in its body. Its unlocked twin is
+hands itself over as a whole. What is watched are the operations in its body. `without_override` gives
 the same code with that question answered by no.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 _QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
-def can_unlock(function: Any) -> bool:
+def can_run_inside(function: Any) -> bool:
     return isinstance(function, FunctionType) and (function.__module__ or "").startswith("torch")
 
 
 @cache
-def unlocked(function: FunctionType) -> Callable[..., Any]:
+def without_override(function: FunctionType) -> Callable[..., Any]:
     """The same function, which does not offer itself for overriding."""
     return with_globals(function, dict.fromkeys(_QUESTIONS, _no))
 
