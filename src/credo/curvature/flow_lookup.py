@@ -1,4 +1,4 @@
-"""Which flow is whose: from the names of autograd's nodes to the functions of `curvature.flows`, or an examination by numbers."""
+"""How examples flow through a node: by its name, with a function of `curvature.flows`, or else examined by numbers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
