@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunction, _is_any_autocast_enabled
 
 from credo.curvature.rule import WIDE, Operation, Outputs, PerExampleGradient, Pieces, chunked_squares, widen
+from credo.curvature.torch_private import DisableTorchFunction, is_any_autocast_enabled
 from credo.curvature.tracking import Source
 from credo.errors import CallOrderError, InvalidValue, UnsupportedOperation
 
@@ -210,7 +210,7 @@ class Watched(torch.autograd.Function):
         ledger = operation.watched_by
         current = ledger.current or ledger.require_pass()
         saved = ctx.saved_tensors  # a checkpoint runs its forward again here, so the block must still see it
-        with _plain_torch(saved) if _is_any_autocast_enabled() else DisableTorchFunction():
+        with _plain_torch(saved) if is_any_autocast_enabled() else DisableTorchFunction():
             if current.single.issuperset(keys := operation.watched_keys) and keys:
                 sums = operation.sums(grads, needed, current.examples, saved)
                 if sums is not None:
@@ -218,12 +218,6 @@ class Watched(torch.autograd.Function):
                     return None, *sums[0]
             pieces = operation.backward(grads, needed, current.examples, saved)
             return None, *ledger.receive(current, operation.watched_sources, pieces)
-
-
-# `Watched.apply` without its search of every argument for what functorch may have left in it.
-apply_watched: Callable[..., Any] = super(torch.autograd.Function, Watched).apply
-# A node asks its class which of two functions is its backward, at every pass; here it is this one.
-Watched._backward_cls.apply = Watched.backward  # type: ignore[attr-defined]
 
 
 def _plain_torch(tensors: tuple[Tensor, ...]) -> AbstractContextManager[Any]:

@@ -11,7 +11,6 @@ from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
-from torch._C import DisableTorchFunction
 from torch.nn import Parameter
 
 from credo.curvature.accumulate import WHOLE, BackwardPass, Share, SquareAccumulator, Watched
@@ -20,14 +19,15 @@ from credo.curvature.reductions import check_sum, read_mean
 from credo.curvature.rule import Operation
 from credo.curvature.rules import Generic
 from credo.curvature.rules.elementwise import Elementwise
+from credo.curvature.torch_private import DisableTorchFunction, node_type, results_of, saved
 from credo.curvature.trace import FOREIGN, trace_of
 from credo.curvature.trace import LEAF as _LEAF
 from credo.curvature.tracking import Derived, Source
 from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
 
 _grad_fn = attrgetter("grad_fn")
-_WATCHED: Any = Watched._backward_cls
-_DERIVED: Any = Derived._backward_cls
+_WATCHED = node_type(Watched)
+_DERIVED = node_type(Derived)
 
 
 def audit(
@@ -321,8 +321,8 @@ def _leaves_one_row(node: Any, own: int) -> bool:
     if name in _STATISTICS:
         return True
     if name in ("SliceBackward0", "SplitBackward0"):
-        return bool(node._saved_dim == 0 and _shape(node, own)[0] == 1)
-    return getattr(node, "_saved_dim", 0) == 0
+        return bool(saved(node, "dim") == 0 and _shape(node, own)[0] == 1)
+    return bool(saved(node, "dim", 0) == 0)
 
 
 def _counts_a_parameter(node: Any, operation: Operation, in_any_shape: bool = True) -> bool:
@@ -369,9 +369,9 @@ def _in_groups(node: Any, rows: int) -> bool:
     name = type(node).__name__
     if name not in ("ConvolutionBackward0", "NativeBatchNormBackward0"):
         return False
-    x, (maker, _) = node._saved_input, node.next_functions[0]
-    before = getattr(maker, "_saved_self_sym_sizes", None) or (x._base.shape if x._base is not None else (0,))
-    own_groups = name.startswith("Native") or node._saved_groups % rows == 0
+    x, (maker, _) = saved(node, "input"), node.next_functions[0]
+    before = saved(maker, "self_sym_sizes", None) or (x._base.shape if x._base is not None else (0,))
+    own_groups = name.startswith("Native") or saved(node, "groups") % rows == 0
     return bool(x.shape[0] == 1 and before[0] == rows and own_groups)
 
 
@@ -380,7 +380,7 @@ def _rows(operation: Operation) -> int:
 
 
 def _shape(node: Any, own: int = 0) -> Sequence[int]:
-    shape: Sequence[int] = node._input_metadata[own].shape
+    shape: Sequence[int] = results_of(node)[own].shape
     return shape
 
 

@@ -11,9 +11,9 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.autograd.graph import GradientEdge
 
-from credo.curvature.torch_private import with_globals, without_override
+from credo.curvature.torch_private import are_transforms_active, around_engine, run_engine
 from credo.curvature.tracking import tensors_in
 from credo.errors import UnsupportedOperation
 
@@ -88,7 +88,7 @@ class PlainBackward(EngineCall):
     def run(self, eyes: AbstractContextManager[Any]) -> Any:
         ones = (torch.ones_like(self.roots[0]),)
         with eyes:
-            return _engine_run_backward(
+            return run_engine(
                 self.roots, ones, self._retain, False, (), allow_unreachable=True, accumulate_grad=True
             )
 
@@ -120,7 +120,7 @@ def _is_plain(loss: Tensor, given: Mapping[str, Any]) -> bool:
         and loss.numel() == 1
         and loss.is_floating_point()
         and type(loss) is Tensor
-        and not torch._C._are_functorch_transforms_active()
+        and not are_transforms_active()
     )
 
 
@@ -139,15 +139,14 @@ def _unlocked(function: FunctionType) -> Callable[..., Any]:
 
     Before, it asks the root a dozen small questions, each of which would go through them.
     """
-    assert function.__globals__["_engine_run_backward"] is _engine_run_backward  # else eyes would never open
-    return with_globals(without_override(function), {"_engine_run_backward": _run_seen})  # type: ignore[arg-type]
+    return around_engine(function, _run_seen)
 
 
 def _run_seen(*args: Any, **kwargs: Any) -> Any:
     eyes, _now.eyes = _now.eyes, None
     assert eyes is not None
     with eyes:
-        return _engine_run_backward(*args, **kwargs)
+        return run_engine(*args, **kwargs)
 
 
 def added_loss(before: Tensor | None, call: EngineCall) -> Tensor | None:

@@ -143,14 +143,14 @@ class watching(AbstractContextManager[Statistics]):
                 "a block has ended and cannot begin again. Call capture anew for each block."
             )
         try:
-            self._interception.__enter__()
+            self._interception.__enter__()  # type: ignore[no-untyped-call]
             return self._statistics
         except BaseException:  # an interrupt, after which nobody would come to close the eyes
             self._interception.withdraw()
             raise
 
     def __exit__(self, kind: object = None, *_: object) -> None:
-        self._interception.__exit__()
+        self._interception.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._interception.ledger.closed = True
         if kind is None:
             self._interception.ledger.check_shares()

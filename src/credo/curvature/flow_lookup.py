@@ -10,6 +10,7 @@ from credo.curvature import flows
 from credo.curvature.flows import DIFFERENT, Flow, Graph, Layouts, Mixed
 from credo.curvature.layouts import Batch, Layout, Rows, Single
 from credo.curvature.rules import Generic
+from credo.curvature.torch_private import results_of
 
 _ELEMENTWISE_NAMES = """
 Abs Acos Acosh Alias Angle Asin Asinh Atan Atan2 Atanh Bernoulli Ceil Celu Clamp ClampMax ClampMin Clone Complex Conj
@@ -147,7 +148,7 @@ def probed(graph: Graph, node: Any, layouts: Layouts) -> list[Layout] | Layout:
     singles = {layout for _, layout in places if isinstance(layout, Single)}
     if len(labels) > 1 or (singles and labels - {None}):
         raise Mixed(DIFFERENT)
-    return [_layout_of(graph, node, own, places) for own in range(len(node._input_metadata))]
+    return [_layout_of(graph, node, own, places) for own in range(len(results_of(node)))]
 
 
 def _layout_of(graph: Graph, node: Any, own: int, places: Places) -> Layout:
@@ -165,7 +166,7 @@ def _layout_of(graph: Graph, node: Any, own: int, places: Places) -> Layout:
 
 def _has_gradient(node: Any, own: int) -> bool:
     """Results of whole numbers, such as the places of maxima, have none."""
-    dtype = getattr(node._input_metadata[own], "dtype", torch.float32)
+    dtype = getattr(results_of(node)[own], "dtype", torch.float32)
     return bool(dtype.is_floating_point or dtype.is_complex)
 
 
@@ -190,7 +191,7 @@ def _masks(rows: int) -> Iterator[Tensor]:
 
 
 def _kept_apart(graph: Graph, node: Any, own: int, layout: Rows, places: Places, mask: Tensor) -> bool:
-    meta, shape = node._input_metadata, torch.Size(graph.result(node, own))
+    meta, shape = results_of(node), torch.Size(graph.result(node, own))
     grads = [_zeros(graph.result(node, k), m) if _has_gradient(node, k) else None for k, m in enumerate(meta)]
     grads[own] = _masked(_wave(shape), layout, mask).to(meta[own].dtype).to(meta[own].device)
     back = _gradients(node, grads)

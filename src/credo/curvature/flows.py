@@ -22,6 +22,7 @@ from credo.curvature.layouts import (
     signed,
     viewed,
 )
+from credo.curvature.torch_private import results_of, saved
 
 
 class Mixed(Exception):
@@ -94,14 +95,14 @@ def permuted(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     (layout,) = layouts
     if not isinstance(layout, Rows):
         return layout
-    return layout.at(dims_of(node._saved_dims, len(graph.result(node))).index(layout.axis))
+    return layout.at(dims_of(saved(node, "dims"), len(graph.result(node))).index(layout.axis))
 
 
 def transposed(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     (layout,), dims = layouts, len(graph.result(node))
     if not isinstance(layout, Rows) or dims < 2:
         return layout
-    first, second = (signed(getattr(node, f"_saved_dim{k}", k)) % dims for k in (0, 1))  # t() is of both
+    first, second = (signed(saved(node, f"dim{k}", k)) % dims for k in (0, 1))  # t() is of both
     swapped = {first: second, second: first}
     return layout.at(swapped.get(layout.axis, layout.axis))
 
@@ -109,7 +110,8 @@ def transposed(graph: Graph, node: Any, layouts: Layouts) -> Layout:
 def along(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     """Works along a dimension, or several, which must not be that of the examples."""
     layout, dims = same(graph, node, layouts), len(graph.result(node))
-    kept = node._saved_dims if hasattr(node, "_saved_dims") else node._saved_dim
+    kept = saved(node, "dims", None)
+    kept = saved(node, "dim") if kept is None else kept
     if isinstance(layout, Rows) and layout.axis in dims_of(kept, dims):
         raise Mixed("works along the dimension that counts examples")
     return layout
@@ -118,7 +120,7 @@ def along(graph: Graph, node: Any, layouts: Layouts) -> Layout:
 def picked_along(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     """gather, scatter, topk, sort and others whose result has another size along their own dimension."""
     axis = {layout.axis for layout in layouts if isinstance(layout, Rows)}
-    own = signed(node._saved_dim) % max(len(graph.result(node)), 1)
+    own = signed(saved(node, "dim")) % max(len(graph.result(node)), 1)
     found = {layout for layout in layouts if layout is not None}
     if own in axis or len(found) > 1:
         raise Mixed("picks from the dimension that counts examples")
@@ -140,14 +142,14 @@ def reduced(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     if not isinstance(layout, Rows):
         return layout
     name, before = type(node).__name__.partition("Backward")[0], graph.shape(node, 0)
-    dims = dims_of(getattr(node, "_saved_dim", None), len(before))
+    dims = dims_of(saved(node, "dim", None), len(before))
     if layout.axis in dims:
         if layout.rows == 1 and layout.outer == layout.inner == 1:
             return Single(next(iter(layout.examples())))
         if name not in STATISTICS:
             raise Mixed("reduces over the dimension that counts examples")
         return BATCH
-    if getattr(node, "_saved_keepdim", False):
+    if saved(node, "keepdim", False):
         return layout
     return layout.at(layout.axis - sum(d < layout.axis for d in dims))
 
@@ -156,7 +158,7 @@ def unsqueezed(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     (layout,) = layouts
     if not isinstance(layout, Rows):
         return layout
-    place = signed(node._saved_dim) % len(graph.result(node))
+    place = signed(saved(node, "dim")) % len(graph.result(node))
     return layout.at(layout.axis + (place <= layout.axis))
 
 
@@ -165,7 +167,7 @@ def squeezed(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     if not isinstance(layout, Rows):
         return layout
     before = graph.shape(node, 0)
-    dims = dims_of(getattr(node, "_saved_dim", None), len(before))
+    dims = dims_of(saved(node, "dim", None), len(before))
     gone = [d for d in dims if before[d] == 1]
     if layout.axis in gone:
         return Single(next(iter(layout.examples())))
@@ -176,7 +178,7 @@ def normalised(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     """Layer and RMS norms, over the last dimensions."""
     layout = layouts[0]
     if isinstance(layout, Rows) and layout.axis >= len(graph.result(node)) - len(
-        node._saved_normalized_shape
+        saved(node, "normalized_shape")
     ):
         raise Mixed("normalises over the dimension that counts examples")
     return same(graph, node, layouts[:1])
@@ -189,7 +191,10 @@ def kept(graph: Graph, node: Any, layouts: Layouts) -> Layout:
 
 def unfolded(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     layout = layouts[0]
-    if isinstance(layout, Rows) and signed(node._saved_dimension) % len(graph.shape(node, 0)) == layout.axis:
+    if (
+        isinstance(layout, Rows)
+        and signed(saved(node, "dimension")) % len(graph.shape(node, 0)) == layout.axis
+    ):
         raise Mixed("works along the dimension that counts examples")
     return layout
 
@@ -208,7 +213,7 @@ def spatial(dims: int) -> Flow:
 
 def lossy(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     """mse_loss and its like: elementwise, and reduced over everything if asked to."""
-    if node._saved_reduction == 0:
+    if saved(node, "reduction") == 0:
         return same(graph, node, layouts)
     for k, layout in enumerate(layouts):  # the arguments have to fit each other all the same
         if isinstance(layout, Rows) and any(isinstance(o, Rows) and o != layout for o in layouts[k + 1 :]):
@@ -224,7 +229,7 @@ def chosen(graph: Graph, node: Any, layouts: Layouts) -> Layout:
         return layout
     if layout.axis == min(len(before), 2) - 1:
         raise Mixed("takes the dimension that counts examples for that of the classes")
-    return BATCH if node._saved_reduction else layout.at(layout.axis - (layout.axis > 1))
+    return BATCH if saved(node, "reduction") else layout.at(layout.axis - (layout.axis > 1))
 
 
 def aligned_in_time(graph: Graph, node: Any, layouts: Layouts) -> Layout:
@@ -243,9 +248,9 @@ def selected(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     (layout,) = layouts
     if not isinstance(layout, Rows):
         return layout
-    dim = signed(node._saved_dim) % len(graph.shape(node, 0))
+    dim = signed(saved(node, "dim")) % len(graph.shape(node, 0))
     if dim == layout.axis:
-        return Single(layout.positions()[signed(node._saved_index)])
+        return Single(layout.positions()[signed(saved(node, "index"))])
     return layout.at(layout.axis - (dim < layout.axis))
 
 
@@ -253,17 +258,20 @@ def sliced(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     (layout,) = layouts
     if not isinstance(layout, Rows):
         return layout
-    dim = signed(node._saved_dim) % len(graph.result(node))
+    dim = signed(saved(node, "dim")) % len(graph.result(node))
     if dim != layout.axis or graph.result(node)[dim] == graph.shape(node, 0)[dim]:
         return layout
-    start, end = signed(node._saved_start or 0), min(signed(node._saved_end or 0), graph.shape(node, 0)[dim])
-    kept = layout.positions()[slice(start, end, node._saved_step)]
+    start, end = (
+        signed(saved(node, "start") or 0),
+        min(signed(saved(node, "end") or 0), graph.shape(node, 0)[dim]),
+    )
+    kept = layout.positions()[slice(start, end, saved(node, "step"))]
     return labelled(layout.axis, kept, graph.examples)
 
 
 def split(graph: Graph, node: Any, layouts: Layouts) -> Layout | list[Layout]:
-    (layout,), parts = layouts, len(node._input_metadata)
-    dim = signed(node._saved_dim) % len(graph.result(node))
+    (layout,), parts = layouts, len(results_of(node))
+    dim = signed(saved(node, "dim")) % len(graph.result(node))
     if not isinstance(layout, Rows) or dim != layout.axis:
         return layout
     positions, found, first = layout.positions(), [], 0
@@ -276,7 +284,7 @@ def split(graph: Graph, node: Any, layouts: Layouts) -> Layout | list[Layout]:
 
 def unbound(graph: Graph, node: Any, layouts: Layouts) -> Layout | list[Layout]:
     (layout,), dims = layouts, len(graph.result(node)) + 1
-    dim = signed(node._saved_dim) % dims
+    dim = signed(saved(node, "dim")) % dims
     if not isinstance(layout, Rows):
         return layout
     if dim == layout.axis:
@@ -285,7 +293,7 @@ def unbound(graph: Graph, node: Any, layouts: Layouts) -> Layout | list[Layout]:
 
 
 def stacked(graph: Graph, node: Any, layouts: Layouts) -> Layout:
-    dim = signed(node._saved_dim) % len(graph.result(node))
+    dim = signed(saved(node, "dim")) % len(graph.result(node))
     if layouts and all(isinstance(layout, Single) for layout in layouts):
         return labelled(dim, [k.example for k in layouts if isinstance(k, Single)], graph.examples)
     layout = _agreed(layouts)
@@ -294,7 +302,7 @@ def stacked(graph: Graph, node: Any, layouts: Layouts) -> Layout:
 
 def joined(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     """cat: along another dimension, or of parts of a batch that follow each other."""
-    dim = signed(node._saved_dim) % len(graph.result(node))
+    dim = signed(saved(node, "dim")) % len(graph.result(node))
     if len({layout for layout in layouts if layout is not None}) == 1 and isinstance(layouts[0], Single):
         return layouts[0]
     label: list[int] = []
@@ -319,7 +327,7 @@ def repeated(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     (layout,) = layouts
     if not isinstance(layout, Rows):
         return layout
-    times, before = tuple(node._saved_repeats), graph.shape(node, 0)
+    times, before = tuple(saved(node, "repeats")), graph.shape(node, 0)
     axis = layout.axis + len(times) - len(before)
     if times[axis] == 1:
         return layout.at(axis)
@@ -331,7 +339,7 @@ def indexed(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     layout = layouts[0]
     if not isinstance(layout, Rows):
         return layout
-    indices = _spelt_out(node._saved_indices)
+    indices = _spelt_out(saved(node, "indices"))
     places = [k for k, index in enumerate(indices) if index is not None]
     shape = torch.broadcast_shapes(*(indices[k].shape for k in places))  # type: ignore[no-untyped-call]
     adjacent = places == list(range(places[0], places[-1] + 1))
@@ -366,17 +374,17 @@ def masked(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     layout = layouts[0]
     if not isinstance(layout, Rows):
         return layout
-    mask = node._saved_mask.expand(torch.Size(graph.shape(node, 0)))
+    mask = saved(node, "mask").expand(torch.Size(graph.shape(node, 0)))
     known = layout.positions()
     return labelled(0, [known[i] for i in mask.nonzero()[:, layout.axis].tolist()], graph.examples)
 
 
 def index_selected(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     layout = layouts[0]
-    if not isinstance(layout, Rows) or signed(node._saved_dim) % len(graph.result(node)) != layout.axis:
+    if not isinstance(layout, Rows) or signed(saved(node, "dim")) % len(graph.result(node)) != layout.axis:
         return layout
     known = layout.positions()
-    return labelled(layout.axis, [known[i] for i in node._saved_index.flatten().tolist()], graph.examples)
+    return labelled(layout.axis, [known[i] for i in saved(node, "index").flatten().tolist()], graph.examples)
 
 
 # ────────────────────────────────────────

@@ -12,22 +12,20 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C import (
-    _are_functorch_transforms_active,
-    _get_function_stack_at,
-    _len_torch_function_stack,
-    _pop_torch_function_stack,
-    _push_on_torch_function_stack,
-)
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
-from credo.curvature.accumulate import SquareAccumulator, Watched, apply_watched
+from credo.curvature.accumulate import SquareAccumulator, Watched
 from credo.curvature.audit import audit
 from credo.curvature.backward_calls import ENGINE_CALLS, added_loss, is_likelihood, read_engine_call
 from credo.curvature.rule import Operation, examples_second
 from credo.curvature.rules import Generic, rule_for
-from credo.curvature.torch_private import can_run_inside, without_override
+from credo.curvature.torch_private import (
+    active_modes,
+    are_transforms_active,
+    can_run_inside,
+    tree_map_only,
+    without_override,
+)
 from credo.curvature.tracking import (
     MERGING,
     SELECTIONS,
@@ -140,18 +138,11 @@ class Interception(TorchFunctionMode):
         self._calls = 0
         self._examples_second, self._merges = 0, Merges()  # the number of examples inside attention
 
-    def __enter__(self) -> "Interception":
-        _push_on_torch_function_stack(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _pop_torch_function_stack()
-
     def withdraw(self) -> None:
         """Leaves torch's stack of modes, if it is there."""
-        depth = _len_torch_function_stack()
-        if depth and _get_function_stack_at(depth - 1) is self:
-            _pop_torch_function_stack()
+        modes = active_modes()
+        if modes and modes[-1] is self:
+            self.__exit__(None, None, None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -240,7 +231,7 @@ class Interception(TorchFunctionMode):
             return self._stacks.run_without_rule(func, args, kwargs)
         sources = tuple(map(self._provenance.source, tensors_in((*args, *kwargs.values()))))
         operation = Generic(func, args, kwargs, [source is not None for source in sources])
-        if self._stacks is not None and _are_functorch_transforms_active():
+        if self._stacks is not None and are_transforms_active():
             raise UnsupportedOperation(
                 f"{operation.name} has no vectorised form that equals one sample after the other. Use vectorized=False."
             )
@@ -262,9 +253,7 @@ class Interception(TorchFunctionMode):
         for tensor in tensors if self._merges.known and operation.axis == 0 else ():
             if (known := self._merges.lead(tensor)) is not None:
                 operation.merged_from = known
-        if _are_functorch_transforms_active():
-            return Watched.apply(operation, *tensors)  # type: ignore[no-untyped-call]
-        return apply_watched(operation, *tensors)
+        return Watched.apply(operation, *tensors)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def _inside(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
@@ -350,7 +339,7 @@ class Interception(TorchFunctionMode):
         self.ledger.current = new
         try:
             # Another block around this one wants to see it too.
-            nested = _len_torch_function_stack() > 0 and _is_inside_another()
+            nested = any(isinstance(mode, Interception) for mode in active_modes())
             result = func(*args, **kwargs) if nested else call.run(self)
         except BaseException:
             self.withdraw()  # after an interrupt as the eyes were opened or closed
@@ -360,11 +349,6 @@ class Interception(TorchFunctionMode):
         if outer is None:
             self.ledger.settle(new)
         return result
-
-
-def _is_inside_another() -> bool:
-    depth = _len_torch_function_stack()
-    return any(isinstance(_get_function_stack_at(k), Interception) for k in range(depth))
 
 
 def _is_positions(func: Any, result: Tensor) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from credo.curvature.accumulate import Share
 from credo.curvature.flow_lookup import operation_name
 from credo.curvature.layouts import Batch, Rows, Single, signed
+from credo.curvature.torch_private import creation_order, results_of, saved
 from credo.curvature.trace import LEAF, Trace
 from credo.errors import UnsupportedOperation
 
@@ -72,12 +73,12 @@ def readings(trace: Trace, node: Any, own: int, layout: Rows) -> Iterator[Tensor
     (w * mask * loss).sum() is a sum of all, or of those in the mask. Weights have the shape of what is summed; factors
     that are the same for all rows are part of the losses.
     """
-    shape = tuple(node._input_metadata[own].shape)
+    shape = tuple(results_of(node)[own].shape)
     weights: Tensor | None = None
     yield weights
     for _ in range(_FARTHEST):
         edges = [k for k, (child, _) in enumerate(node.next_functions) if child is not None]
-        if len(edges) != 1 or tuple(node._input_metadata[own].shape) != shape:
+        if len(edges) != 1 or tuple(results_of(node)[own].shape) != shape:
             return
         factor = _factor(node, operation_name(type(node)), edges[0])
         if factor is None:
@@ -97,15 +98,15 @@ _ONE = torch.ones(())
 def _factor(node: Any, name: str, edge: int) -> Tensor | None:
     """By what a node multiplies its only argument with a gradient; None if it does something else."""
     if name == "Mul":
-        other: Tensor | None = node._saved_self if edge else node._saved_other
+        other: Tensor | None = saved(node, "self") if edge else saved(node, "other")
         return other
     found: Tensor | None = _ONE if name in _PASSED else None
     if name == "Div" and not edge:
-        found = node._saved_other.reciprocal()
+        found = saved(node, "other").reciprocal()
     elif name == "Where":
-        found = ~node._saved_condition if edge else node._saved_condition
+        found = ~saved(node, "condition") if edge else saved(node, "condition")
     elif name == "MaskedFill":
-        found = ~node._saved_mask
+        found = ~saved(node, "mask")
     return found
 
 
@@ -166,7 +167,7 @@ def places_of(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | No
         elif isinstance(layout, Batch):
             _arrive(arrived, node, root.output_nr, grad, frozenset())
     while arrived:
-        node = max(arrived, key=lambda n: n._sequence_nr())
+        node = max(arrived, key=creation_order)
         _descend(trace, node, arrived.pop(node), arrived, found)
     return found
 
@@ -203,9 +204,9 @@ def _descend(
         return
     if name not in _LINEAR or bilinear or (name == "Div" and node.next_functions[1][0] is not None):
         raise UnsupportedOperation(not_linear(node.name()))
-    if name == "Div" and node._saved_other.numel() == 1:
-        divisors |= {abs(float(node._saved_other))}
-    back = node(*[grads.get(k) for k in range(len(node._input_metadata))])
+    if name == "Div" and saved(node, "other").numel() == 1:
+        divisors |= {abs(float(saved(node, "other")))}
+    back = node(*[grads.get(k) for k in range(len(results_of(node)))])
     for k, sent in enumerate(back if isinstance(back, tuple) else (back,)):
         if k >= len(layouts) or sent is None:
             continue
@@ -302,7 +303,7 @@ class _Reader:
         name, counted = operation_name(type(node)), present if len(present) < self._examples else None
         if argument >= 0 and name.startswith("NllLoss"):
             return self._read_nll(node, layout, size, counted)
-        is_mean = argument >= 0 and (name == "Mean" or (name in LOSSES and node._saved_reduction == _MEAN))
+        is_mean = argument >= 0 and (name == "Mean" or (name in LOSSES and saved(node, "reduction") == _MEAN))
         if is_mean:
             size = _size(grad, True)  # of several means, each is one
             self._refuse_mean(node, present, size)
@@ -320,13 +321,13 @@ class _Reader:
     def _read_nll(
         self, node: Any, layout: Rows | Single, size: float, counted: frozenset[int] | None
     ) -> _Term:
-        target, weight = node._saved_target, node._saved_weight
-        valid = target != signed(node._saved_ignore_index)
+        target, weight = saved(node, "target"), saved(node, "weight")
+        valid = target != signed(saved(node, "ignore_index"))
         axis = 0 if isinstance(layout, Single) or not layout.axis else layout.axis - 1  # the classes are gone
         kept = frozenset(layout.examples()) if isinstance(layout, Rows) else frozenset((layout.example,))
         if not bool(valid.all()):
             kept = self._examples_of(layout, axis, valid)
-        if node._saved_reduction == _MEAN:
+        if saved(node, "reduction") == _MEAN:
             self._refuse_mean(node, kept, size)
             if self._mean and weight is not None:
                 known = weight[target[valid]]
@@ -345,7 +346,7 @@ class _Reader:
         child, own = (node, 0) if argument < 0 else node.next_functions[argument]
         if isinstance(layout, Single):
             return self._decide(node, size, present, 1, True, None)
-        elements, found = math.prod(child._input_metadata[own].shape), []
+        elements, found = math.prod(results_of(child)[own].shape), []
         failure: UnsupportedOperation | None = None
         for weights in readings(self._trace, child, own, layout):
             try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from credo.curvature.torch_private import saved_getter
 from credo.errors import UnsupportedOperation
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ Pieces = Sequence[Tensor | PerExampleGradient | None]
 Sums = tuple[Sequence[Tensor | None], Sequence[Tensor]]  # Σᵢ rᵢ of its tensors, Σᵢ rᵢ² of its parameters
 
 # How autograd names the operations that can merge the examples with what follows them, (B, T, d) → (B·T, d).
+_sizes_before = saved_getter("self_sym_sizes")
 _MERGES = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
 
 
@@ -189,7 +191,7 @@ def lead_before_merge(rows: Tensor, skip: int = 0) -> int | None:
     """The leading dimension, after `skip`, before a view merged it with the next ones, if that can be seen."""
     node = rows.grad_fn
     if node is not None and node.name() in _MERGES:
-        sizes = tuple(node._saved_self_sym_sizes)  # type: ignore[attr-defined]
+        sizes = tuple(_sizes_before(node))
     elif node is None and rows._base is not None:
         sizes = tuple(rows._base.shape)
     else:

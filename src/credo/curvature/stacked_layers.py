@@ -17,6 +17,7 @@ from torch import Tensor
 from credo.curvature.rule import Operation, Outputs, PerExampleGradient, Pieces, Sums, widen
 from credo.curvature.rules.convolution import Convolution, movement
 from credo.curvature.rules.linear import OuterProducts, bias_shares
+from credo.curvature.torch_private import is_any_autocast_enabled
 from credo.kernels import linear as kernel
 from credo.kernels.stacked_convolution import Flat, Pair, Stacked, stacked
 
@@ -144,7 +145,7 @@ class StackedConvolution(Operation):
 def as_one_call(operation: Convolution, weights: Tensor, biases: Tensor | None) -> StackedConvolution | None:
     """The convolution of examples that are cut into slices; None where no kernel suits it."""
     x, (stride, padding, dilation, groups) = operation.tensors[0], operation.arguments
-    if operation.lead < 1 or isinstance(padding, str) or torch._C._is_any_autocast_enabled():
+    if operation.lead < 1 or isinstance(padding, str) or is_any_autocast_enabled():
         return None
     assert x is not None
     _, at = movement(weights.shape[1:], stride, padding, dilation, groups)

@@ -5,7 +5,7 @@ apart, or what comes back to row i is not example i's share. Statistics of the b
 subtracted from each of them) count as those of BatchNorm do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +25,19 @@ from credo.curvature.rule import Operation
 from credo.curvature.rules import Generic
 from credo.curvature.rules.elementwise import Elementwise
 from credo.curvature.rules.recurrent import Recurrent
+from credo.curvature.torch_private import (
+    creation_order,
+    has_saved,
+    node_type,
+    results_of,
+    saved,
+    saved_getter,
+)
 from credo.curvature.tracking import Derived
 from credo.errors import UnsupportedOperation
 
-_WATCHED: Any = Watched._backward_cls
-_DERIVED: Any = Derived._backward_cls
+_WATCHED = node_type(Watched)
+_DERIVED = node_type(Derived)
 LEAF: Any = type(torch.ones(1, requires_grad=True).expand(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 _TRUSTED = ("CheckpointFunctionBackward",)  # runs its own pass through what it holds, which is followed then
 
@@ -51,19 +59,17 @@ class Trace:
         self._known = known
         if known is not None:
             return
-        for node in sorted((n for n in nodes if n is not None), key=_order):
+        for node in sorted((n for n in nodes if n is not None), key=creation_order):
             if node not in self._layouts:
                 self._visit(node)
 
     def shape(self, node: Any, argument: int) -> Sequence[int]:
         child, own = node.next_functions[argument]
-        shape: Sequence[int] = (
-            child.variable.shape if type(child) is LEAF else child._input_metadata[own].shape
-        )
+        shape: Sequence[int] = child.variable.shape if type(child) is LEAF else results_of(child)[own].shape
         return shape
 
     def result(self, node: Any, own: int = 0) -> Sequence[int]:
-        shape: Sequence[int] = node._input_metadata[own].shape
+        shape: Sequence[int] = results_of(node)[own].shape
         return shape
 
     def layout(self, node: Any, own: int = 0) -> Layout:
@@ -140,7 +146,7 @@ class Trace:
         for k, layout in enumerate(arguments):
             if isinstance(layout, Rows):
                 self._check_rows(node, operation, k, layout)
-        results = [self._place(operation, k, self.result(node, k)) for k in range(len(node._input_metadata))]
+        results = [self._place(operation, k, self.result(node, k)) for k in range(len(results_of(node)))]
         if type(operation) is Generic and not keeps_apart(operation, arguments, results):
             raise UnsupportedOperation(_message(operation.name, "lets rows of different examples meet"))
         return results
@@ -185,11 +191,6 @@ class Trace:
         return Rows(1, 1, self.examples, shape[1] // self.examples) if apart else None
 
 
-def _order(node: Any) -> int:
-    number: int = node._sequence_nr()
-    return number
-
-
 def _message(name: str, reason: str) -> str:
     return (
         f"{name} {reason}, so the gradients of single examples cannot be told apart, and their squares would be "
@@ -208,6 +209,7 @@ def _message(name: str, reason: str) -> str:
 # What is remembered belongs to a key with everything that the layouts depend on: operations, edges, shapes and
 # dimensions. Graphs in which the values of an index decide, or numbers had to be asked, are followed anew each time.
 
+_of_nll_loss = saved_getter("weight", "total_weight", "target")
 FOREIGN = -3  # in place of a node: a leaf that is no parameter
 _MOST = 64  # graphs
 _known: dict[Any, "Structure"] = {}
@@ -228,14 +230,14 @@ _ATTRIBUTES = {
             "Stack",
             "Unbind",
         ],
-        ("_saved_dim",),
+        ("dim",),
     ),
-    **dict.fromkeys(["Flip", "Roll", "Permute"], ("_saved_dims",)),
-    "Transpose": ("_saved_dim0", "_saved_dim1"),
-    "Slice": ("_saved_dim", "_saved_start", "_saved_end", "_saved_step"),
-    "Select": ("_saved_dim", "_saved_index"),
-    "Repeat": ("_saved_repeats",),
-    "NativeLayerNorm": ("_saved_normalized_shape",),
+    **dict.fromkeys(["Flip", "Roll", "Permute"], ("dims",)),
+    "Transpose": ("dim0", "dim1"),
+    "Slice": ("dim", "start", "end", "step"),
+    "Select": ("dim", "index"),
+    "Repeat": ("repeats",),
+    "NativeLayerNorm": ("normalized_shape",),
     **dict.fromkeys(
         [
             "NllLoss",
@@ -246,11 +248,11 @@ _ATTRIBUTES = {
             "BinaryCrossEntropy",
             "BinaryCrossEntropyWithLogits",
         ],
-        ("_saved_reduction",),
+        ("reduction",),
     ),
-    **dict.fromkeys(("SumBackward1", "MeanBackward1", "VarBackward0"), ("_saved_dim", "_saved_keepdim")),
+    **dict.fromkeys(("SumBackward1", "MeanBackward1", "VarBackward0"), ("dim", "keepdim")),
     **dict.fromkeys(("SumBackward0", "MeanBackward0", "SqueezeBackward0", "TBackward0"), ()),
-    **dict.fromkeys(("SqueezeBackward1", "SqueezeBackward2"), ("_saved_dim",)),
+    **dict.fromkeys(("SqueezeBackward1", "SqueezeBackward2"), ("dim",)),
     **dict.fromkeys((*ELEMENTWISE, *SHAPES_ALONE), ()),
 }
 _UNARY = frozenset(
@@ -281,16 +283,15 @@ class Structure:
         if nodes.count(None) == 0 and trace.result_layouts(nodes[0]) is BATCH:
             rows = trace.arguments(nodes[0])[0]
             whole = isinstance(rows, Rows) and rows.label is None
-            self._plain = whole and (name == "Mean" or getattr(nodes[0], "_saved_reduction", 0) == 1)
+            self._plain = whole and (name == "Mean" or saved(nodes[0], "reduction", 0) == 1)
         self._chooses = name.startswith("NllLoss")
 
     def is_mean_of_all(self, root: Any) -> bool:
         """Whether the root is a mean over all rows; False where that has to be read."""
         if not self._chooses:
             return self._plain
-        if not self._plain or root._saved_weight is not None:
-            return False
-        return bool(root._saved_total_weight == root._saved_target.numel())  # none is ignored
+        weight, total, target = _of_nll_loss(root)
+        return self._plain and weight is None and bool(total == target.numel())  # none is ignored
 
 
 def trace_of(
@@ -329,25 +330,27 @@ def _key(nodes: Sequence[Any], edges: Sequence[int], examples: int, samples: int
             parts.append(kind)
             continue
         else:
-            names, unary = _attributes(kind)
-            if names is None:
+            known, read, unary = _attributes(kind)
+            if not known:
                 return None
             parts.append(kind)
-            if names:
-                parts.extend([getattr(node, name) for name in names])
+            if read is not None:
+                parts.append(read(node))
             if unary:  # its shape is that of its argument
                 continue
-        parts.extend([tuple(meta.shape) for meta in node._input_metadata])
+        parts.extend([tuple(meta.shape) for meta in results_of(node)])
     return tuple(parts)
 
 
-def _attributes(kind: Any) -> tuple[tuple[str, ...] | None, bool]:
-    """Of a type of nodes: the names of the attributes, and whether results have the shape of the argument."""
+def _attributes(kind: Any) -> tuple[bool, Callable[[Any], Any] | None, bool]:
+    """Of a type of nodes: whether it is known, what reads its attributes, whether it keeps the argument's shape."""
     found = _found.get(kind)
     if found is None:
         name = operation_name(kind)
-        found = _found[kind] = (_ATTRIBUTES.get(kind.__name__, _ATTRIBUTES.get(name)), name in _UNARY)
+        names = _ATTRIBUTES.get(kind.__name__, _ATTRIBUTES.get(name))
+        known = names is not None and all(has_saved(kind, own) for own in names)
+        found = _found[kind] = (known, saved_getter(*names) if known and names else None, name in _UNARY)
     return found
 
 
-_found: dict[Any, tuple[tuple[str, ...] | None, bool]] = {}
+_found: dict[Any, tuple[bool, Callable[[Any], Any] | None, bool]] = {}

@@ -15,9 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 
 from credo.curvature.rule import WIDE, merges_into
+from credo.curvature.torch_private import (
+    DisableTorchFunction,
+    are_transforms_active,
+    below_transform,
+    compiled_module_type,
+)
 from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
 
 # Each element of the result is an element of the argument, none twice: squares pull back like gradients.
@@ -111,7 +116,7 @@ class Derived(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         source = ctx.source
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             pulled = torch.autograd.grad(
                 source.tensor, source.roots, grad, retain_graph=True, allow_unused=True
             )
@@ -120,14 +125,11 @@ class Derived(torch.autograd.Function):
 
 def _hand_out(source: Source) -> Tensor:
     """A derived tensor for the user's graph; below vmap, because parameters are the same for all samples."""
-    if not torch._C._are_functorch_transforms_active():
-        public: Tensor = Derived.apply(source, *source.roots)  # type: ignore[no-untyped-call]
-        return public
-    lowered = _functorch.pop_dynamic_layer_stack()
-    try:
-        return _hand_out(source)
-    finally:
-        _functorch.push_dynamic_layer_stack(lowered)
+    if are_transforms_active():
+        with below_transform():
+            return _hand_out(source)
+    public: Tensor = Derived.apply(source, *source.roots)  # type: ignore[no-untyped-call]
+    return public
 
 
 class Provenance:
@@ -324,9 +326,8 @@ _CLEAR: set[type[torch.nn.Module]] = set()  # types of modules that can be watch
 
 def _opacity(kind: type[torch.nn.Module]) -> str:
     """Why modules of this type cannot be watched; empty if they can."""
-    # Importing dynamo takes seconds; without it nothing is compiled.
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is not None and issubclass(kind, dynamo.OptimizedModule):
+    compiled = compiled_module_type()
+    if compiled is not None and issubclass(kind, compiled):
         return "compiled"
     return "scripted" if issubclass(kind, torch.jit.ScriptModule) else ""
 

@@ -10,11 +10,18 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C import _functorch
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode
 
+from credo.curvature.torch_private import (
+    add_batch,
+    begin_vmap,
+    below_transform,
+    current_level,
+    end_vmap,
+    is_batched,
+    load_decompositions,
+    remove_batch,
+)
 from credo.errors import CallOrderError, CredoError, UnsupportedOperation
 from credo.kernels.layout import NARROW
 
@@ -35,8 +42,8 @@ class Level:
 
     def run(self, closure: Callable[[], Any]) -> Any:
         """The tensor that the closure returns, or a tuple of some, samples first: (K, …); anything else as it is."""
-        lazy_load_decompositions()
-        self._number, self.active = _functorch._vmap_increment_nesting(self.samples, self._randomness), True
+        load_decompositions()
+        self._number, self.active = begin_vmap(self.samples, self._randomness), True
         try:
             result = closure()
             return (
@@ -50,46 +57,38 @@ class Level:
                 f"no answer for an operation in it. Use vectorized=False. torch says: {error}"
             ) from error
         finally:
-            _functorch._vmap_decrement_nesting()
+            end_vmap()
             self.active = False
 
     def _unwrapped(self, result: Any) -> Any:
         if not isinstance(result, Tensor):
             return result
         (tensor,), (place,) = self.unwrapped([result])
-        lowered = _functorch.pop_dynamic_layer_stack()
-        try:
+        with below_transform():
             return tensor.expand(self.samples, *tensor.shape) if place is None else tensor.movedim(place, 0)
-        finally:
-            _functorch.push_dynamic_layer_stack(lowered)
 
     def batched(self, stack: Tensor) -> Tensor:
         """What every sample sees as its own row of a stack (K, …)."""
-        return _functorch._add_batch_dim(stack, 0, self._number)
+        return add_batch(stack, 0, self._number)
 
     def unwrapped(self, tensors: Sequence[Tensor | None]) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
         """The tensors with their samples, and the places of these: None for what all samples share."""
-        pairs = [(None, None) if t is None else _functorch._unwrap_batched(t, self._number) for t in tensors]
+        pairs = [(None, None) if t is None else remove_batch(t, self._number) for t in tensors]
         return tuple(t for t, _ in pairs), tuple(place for _, place in pairs)
 
     def physically(self, run: Physical, tensors: Sequence[Tensor | None]) -> Any:
         """What `run` makes, outside of vmap, of the tensors with their samples and the places of these."""
-        if _functorch.peek_interpreter_stack().level() != self._number:
+        if current_level() != self._number:
             raise UnsupportedOperation(
                 "vectorized=True runs the closure under torch.vmap, and a function transform inside of it (vmap, grad, "
                 "jvp) cannot be followed. Use vectorized=False."
             )
-        pairs = [(None, None) if t is None else _functorch._unwrap_batched(t, self._number) for t in tensors]
-        lowered = _functorch.pop_dynamic_layer_stack()
-        try:
-            out, place = run(tuple(t for t, _ in pairs), tuple(dim for _, dim in pairs))
-        finally:
-            _functorch.push_dynamic_layer_stack(lowered)
+        own, places = self.unwrapped(tensors)
+        with below_transform():
+            out, place = run(own, places)
         if isinstance(out, tuple):
-            return tuple(
-                _functorch._add_batch_dim(t, p, self._number) for t, p in zip(out, place, strict=True)
-            )
-        return _functorch._add_batch_dim(out, place, self._number)
+            return tuple(add_batch(t, p, self._number) for t, p in zip(out, place, strict=True))
+        return add_batch(out, place, self._number)
 
     def cross_entropy(self, args: tuple[Tensor, ...], options: Mapping[str, Any]) -> Tensor:
         """Of each row, all samples by one call; vmap's rule is a dozen operations."""
@@ -151,23 +150,16 @@ def refuse_backward() -> None:
 
 def is_of_samples(tensor: Tensor) -> bool:
     """Whether the tensor is one for each sample, under vmap."""
-    found: bool = _functorch.is_batchedtensor(tensor)
-    return found
+    return is_batched(tensor)
 
 
 def split(tensor: Tensor) -> tuple[Tensor, int | None]:
     """The tensor with its samples, and which dimension they are; None where all samples have the same."""
-    interpreter: Any = retrieve_current_functorch_interpreter()
-    found: tuple[Tensor, int | None] = _functorch._unwrap_batched(tensor, interpreter.level())
-    return found
+    return remove_batch(tensor, current_level())
 
 
 def outside(make: Callable[[], Tensor], *, samples_first: bool) -> Tensor:
     """What `make` makes outside of vmap: one tensor for all samples, or one with a row for each."""
-    interpreter: Any = retrieve_current_functorch_interpreter()
-    with interpreter.lower():
+    with below_transform():
         made = make()
-    if not samples_first:
-        return made
-    batched: Tensor = _functorch._add_batch_dim(made, 0, interpreter.level())
-    return batched
+    return add_batch(made, 0, current_level()) if samples_first else made

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from credo.curvature.rule import Operation, Outputs, PerExampleGradient, Pieces, chunked_sums, widen
+from credo.curvature.torch_private import tree_flatten, tree_unflatten
 
 Call = Callable[..., Tensor]
 

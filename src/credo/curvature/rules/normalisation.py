@@ -69,7 +69,7 @@ class BatchNorm(Operation):
         x, weight, bias = tensors
         assert x is not None
         if self._training:
-            torch.nn.functional._verify_batch_size(x.size())  # type: ignore[attr-defined]
+            _require_several_values(x)
         out, mean, invstd = kernel.batch_norm(
             x, (weight, bias), self._running, self._training, self._momentum, self._eps
         )
@@ -98,6 +98,12 @@ class BatchNorm(Operation):
             BatchNormShares((a, squared_a), True, examples, *made_of) if needed[1] else None,
             BatchNormShares((b, squared_b), False, examples, *made_of) if needed[2] else None,
         )
+
+
+def _require_several_values(x: Tensor) -> None:
+    """As torch does."""
+    if x.shape[0] * x.shape[2:].numel() == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
 
 
 def _split_merged(rows: Tensor, examples: int) -> Tensor:
