@@ -3,13 +3,25 @@ PYTHON ?= python3
 BIN := .venv/bin
 INPUTS := pyproject.toml setup.py constraints.txt $(wildcard src/credo/kernels/build.py src/credo/kernels/source/*)
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-torch check format bench clean
 
 demo: .venv/experiments.stamp     ## Adam, MC-dropout and VOGN on handwritten digits, side by side
 	$(BIN)/credo demo --out demo
 
 test: .venv/dev.stamp             ## every test
 	$(BIN)/python -m pytest
+
+# With VERSION=2.15.0, say; TESTS narrows what is run. On Linux the package index answers with a CUDA build of several
+# gigabytes; TORCH_INDEX=https://download.pytorch.org/whl/cpu has small ones. `make clean` removes the environment.
+TESTS ?= tests
+test-torch:                       ## every test with another version of torch, in an environment of its own
+	@test -n "$(VERSION)" || { echo "say which: make test-torch VERSION=2.15.0" >&2; exit 2; }
+	test -x .venv-torch-$(VERSION)/bin/python || $(PYTHON) -m venv .venv-torch-$(VERSION)
+	.venv-torch-$(VERSION)/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(VERSION)'
+	echo 'torch==$(VERSION)' > .venv-torch-$(VERSION)/constraints.txt
+	.venv-torch-$(VERSION)/bin/pip install --quiet --constraint .venv-torch-$(VERSION)/constraints.txt --editable '.[test]'
+	.venv-torch-$(VERSION)/bin/python -c "import platform, numpy, torch; print('python', platform.python_version(), 'torch', torch.__version__, 'numpy', numpy.__version__)"
+	.venv-torch-$(VERSION)/bin/python -m pytest $(TESTS)
 
 check: .venv/dev.stamp            ## lint, format, types
 	$(BIN)/ruff check .
@@ -26,7 +38,7 @@ bench: .venv-bench/bench.stamp    ## time and memory beside Adam and the other l
 	.venv-bench/bin/python -m benchmarks.importing
 
 clean:
-	rm -rf .venv .venv-bench build dist demo src/*.egg-info src/credo/kernels/*.so .*_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-torch-* build dist demo src/*.egg-info src/credo/kernels/*.so .*_cache .hypothesis
 
 # One stamp per environment and extra; the kernels are rebuilt when their sources change. `core` is the package
 # alone. The peers have an environment of their own: one brings a torchvision that breaks lightning in the other.

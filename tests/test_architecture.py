@@ -1,6 +1,7 @@
 """The promises about the code itself: who imports whom, what is never called, how long importing takes."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,6 +42,16 @@ FORBIDDEN_CALLS = {
 }
 FORBIDDEN_METHODS = {"extractall"}
 FORBIDDEN_ARGUMENTS = {("weights_only", False), ("shell", True)}
+
+# The one file that may use torch beyond its documented interface, and what is left elsewhere.
+PRIVATE_TORCH = "src/credo/curvature/torch_private.py"
+PRIVATE_TORCH_ELSEWHERE = {
+    "src/credo/optim/hooks.py",
+    "src/credo/predict/plan.py",
+}
+# Torch documents its foreach operations by these names; the others are what all layers of a kind inherit from.
+ALLOWED_OF_TORCH = ("__", "_foreach_", "_NormBase", "_BatchNorm", "_ConvNd", "_DropoutNd")
+PRIVATE_OF_NODES = {"_backward_cls", "_input_metadata", "_sequence_nr"}
 
 LINE_LIMIT = 500
 LONGER_WITH_REASON: dict[str, str] = {}  # path: why it is better whole
@@ -147,6 +158,63 @@ def test_the_forbidden_is_recognised(source: str) -> None:
 def test_what_looks_like_the_forbidden_is_allowed() -> None:
     source = "model.eval(); torch.load(f, weights_only=True); json.load(f); generator.manual_seed(0)"
     assert forbidden(source) == []
+
+
+def private_torch(source: str) -> list[str]:
+    """Uses of torch's private modules, functions and attributes of nodes."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [dotted] if re.fullmatch(r"[\w.]+", dotted := ast.unparse(node)) else []
+            own = node.attr in PRIVATE_OF_NODES or node.attr.startswith("_saved_")
+            if own and ast.unparse(node.value) != "self":
+                found.append(f"line {node.lineno}: {node.attr}")
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("_saved_"):
+            found.append(f"line {node.lineno}: {node.value}")
+        for name in names:
+            first, *others = name.split(".")
+            private = [own for own in others if own.startswith("_") and not own.startswith(ALLOWED_OF_TORCH)]
+            if first == "torch" and private:
+                found.append(f"line {node.lineno}: {name}")
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_private_torch_is_used_in_one_file(path: Path) -> None:
+    if name_of(path) not in {PRIVATE_TORCH, *PRIVATE_TORCH_ELSEWHERE}:
+        assert private_torch(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch._C import DisableTorchFunction",
+        "from torch.autograd.graph import _engine_run_backward",
+        "from torch.utils._pytree import tree_map",
+        "import torch._dynamo",
+        "with torch._C.DisableTorchFunction(): pass",
+        "node._saved_dim",
+        "getattr(node, '_saved_dim')",
+        "node._sequence_nr()",
+    ],
+)
+def test_private_torch_is_recognised(source: str) -> None:
+    assert private_torch(source)
+
+
+def test_what_looks_like_private_torch_is_allowed() -> None:
+    assert private_torch("torch._foreach_add_(a, b)") == []
+    assert (
+        private_torch(
+            "self._saved_at = torch.__version__; from torch.autograd.graph import saved_tensors_hooks"
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("path", LENGTH_CHECKED, ids=name_of)

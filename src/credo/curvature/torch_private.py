@@ -13,7 +13,7 @@ A new version of torch is tried against this file: `make test-torch VERSION=2.15
     node_type                     the watched nodes of a graph             nothing, before there is a node
     saved, saved_getter, …        dimensions and indices of a node         these attributes, without a list of them
     results_of, creation_order    shapes and order of the nodes            nothing
-    begin_vmap … below_transform  many samples, operations below vmap      torch.vmap, Function.vmap: slower than a layer
+    begin_vmap … below_transform  many samples, operations below vmap      torch.vmap: it takes longer than a layer
     tree_flatten, …               arguments in lists and dicts             nothing
 """
 

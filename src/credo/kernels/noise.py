@@ -21,7 +21,6 @@ from typing import NamedTuple, cast, final
 
 import torch
 from torch import Tensor, get_num_threads
-from torch._C import _increment_version
 from torch.autograd.graph import increment_version
 
 from credo.errors import InvalidValue
@@ -124,7 +123,7 @@ class Sampler:
         key, threads = pack("2Q", seed, stream), c_int64(get_num_threads())
         numbers = pairs(scale, shift, len(self.indices))
         function(addresses, self._layout, length, key, numbers, threads, byref(kept.done))
-        _increment_version(self._rows[0])
+        increment_version(self._rows[0])
 
 
 def pairs(scale: Numbers, shift: Numbers, count: int) -> bytes:

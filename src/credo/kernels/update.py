@@ -8,7 +8,7 @@ from typing import NamedTuple, cast, final
 
 import torch
 from torch import Tensor
-from torch._C import _increment_version
+from torch.autograd.graph import increment_version
 
 from credo.kernels import lists
 from credo.kernels.lists import Kept, Numbers, Row, Steady
@@ -147,7 +147,7 @@ def _run(
     away = None if origins is None else byref(origins.done)
     done = function(addresses, sizes, length, numbers, threads, c_int64(check), away)
     if done:
-        _increment_version(changed)
+        increment_version(changed)
     return bool(done)
 
 

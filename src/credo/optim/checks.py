@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from credo.curvature.torch_private import DisableTorchFunction
 from credo.errors import CallOrderError, NonFiniteError
 from credo.optim.gathering import Gathered
 
@@ -110,11 +111,11 @@ class Clearing:
             return self._closure()
         self._waiting = False
         marks = [(p, _large(p)) for p, _ in self._before]
-        with torch._C.DisableTorchFunction():  # a block need not see this
+        with DisableTorchFunction():  # a block need not see this
             for p, large in marks:
                 p.grad = torch.full_like(p, large)
         loss = self._closure()
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             kept = [
                 p.grad is not None and p.numel() > 0 and bool((p.grad > large / 2).all())
                 for p, large in marks

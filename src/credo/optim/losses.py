@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.curvature.torch_private import DisableTorchFunction
 from credo.errors import InvalidType, InvalidValue
 from credo.optim.gathering import Seen
 
@@ -18,7 +19,7 @@ def finish_closure(returned: Any, seen: Seen, reduction: str) -> Tensor:
         )
     loss = returned
     if seen.examples:  # the closure has called backward
-        with torch._C.DisableTorchFunction():  # a block need not see this
+        with DisableTorchFunction():  # a block need not see this
             if loss.numel() == 1:
                 return loss.detach() if loss.dim() == 0 else loss.detach().reshape(())
         raise InvalidValue(

@@ -6,11 +6,11 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import final
 
-import torch
 from torch import Tensor
 
 from credo.curvature.capture import Statistics, watching
 from credo.curvature.many_samples import StackedWeights
+from credo.curvature.torch_private import DisableTorchFunction
 from credo.errors import CredoError, InvalidValue, UnsupportedOperation
 from credo.optim import arguments
 from credo.optim.base import BayesianOptimizer
@@ -37,7 +37,7 @@ class SquaresOptimizer(BayesianOptimizer):
     @final
     def zero_grad(self, set_to_none: bool = True) -> None:
         """torch's, but no name for a profiler that does not run; a block need not see the many small questions."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             if not set_to_none or profiler_runs():
                 super().zero_grad(set_to_none)
             for group in self.param_groups if set_to_none else ():
