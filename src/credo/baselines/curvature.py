@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from credo.baselines.eigen import DiagonalCurvature, KroneckerCurvature
 from credo.baselines.weights import uncertain
 from credo.curvature.capture import capture
-from credo.curvature.kronecker import Found, layer_name, watching_factors
-from credo.curvature.tracking import subjects_of
+from credo.curvature.kronecker import FactorSums, layer_name, watching_factors
+from credo.curvature.tracking import watched_parameters
 from credo.errors import InvalidType, InvalidValue
 from credo.posterior.base import Posterior
 from credo.posterior.stand_in import device_of
@@ -113,7 +113,7 @@ def _kronecker(
     likelihood: Likelihood,
 ) -> KroneckerCurvature:
     """`part` is run on the pairs; its parameters are `members` of the model, with `prefix` before their names."""
-    subjects = subjects_of(part)
+    subjects = watched_parameters(part)
     names = {key: f"{prefix}.{name}" if prefix else name for key, name in subjects.names().items()}
     found = KroneckerCurvature(weights_of(model), members)
     for x, y in pairs:
@@ -130,7 +130,9 @@ def _kronecker(
     return found.finished()
 
 
-def _add(found: KroneckerCurvature, batch: Found, names: dict[int, str], examples: int, passes: int) -> None:
+def _add(
+    found: KroneckerCurvature, batch: FactorSums, names: dict[int, str], examples: int, passes: int
+) -> None:
     """Each pass has seen the same inputs: their moment counts once, the gradients' moments add up."""
     for sums in batch.layers.values():
         weight = names[id(sums.weight)]

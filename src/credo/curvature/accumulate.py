@@ -1,4 +1,4 @@
-"""Keeps the squares: what each use contributes, what must wait for other uses, and for how many examples."""
+"""Σᵢ rᵢ² of each parameter as backward passes give it: at once, or at the end for parameters with several uses."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from credo.curvature.rule import WIDE, Operation, Outputs, PerExampleGradient, Pieces, chunked_squares, widen
 from credo.curvature.torch_private import DisableTorchFunction, is_any_autocast_enabled
-from credo.curvature.tracking import Source
+from credo.curvature.tracking import ParameterSource
 from credo.errors import CallOrderError, InvalidValue, UnsupportedOperation
 
 
@@ -22,7 +22,7 @@ class BackwardPass:
     counted: int  # those of them that the loss is a mean over
     wanted: Container[int]  # ids of the parameters whose gradient was asked for
     single: set[int] | frozenset[int]  # ids of those of them with exactly one use
-    deferred: dict[int, list[tuple[Source, PerExampleGradient]]] = field(default_factory=dict)
+    deferred: dict[int, list[tuple[ParameterSource, PerExampleGradient]]] = field(default_factory=dict)
     squared: set[int] = field(default_factory=set)
 
     def join(self, outer: "BackwardPass") -> None:
@@ -60,7 +60,7 @@ class SquareAccumulator:
         reduction: str | None = None,
     ):
         self.parameters = parameters
-        self.reduction = reduction  # what the loss is declared to be; None: nobody says
+        self.reduction = reduction  # what the loss is declared to be; None: not declared
         self.shares: list[Share] = []  # how much of a mean each backward pass was
         self.names = names
         self.squares: dict[int, Tensor] = {}
@@ -84,9 +84,9 @@ class SquareAccumulator:
                 known[key] = own
 
     def receive(
-        self, current: BackwardPass, sources: Sequence[Source | None], pieces: Pieces
+        self, current: BackwardPass, sources: Sequence[ParameterSource | None], pieces: Pieces
     ) -> list[Tensor | None]:
-        """Notes what one operation contributes to each of its sources; contributions become gradients Σᵢ rᵢ."""
+        """Notes the per-example gradients of one operation's sources, and gives Σᵢ rᵢ in their place."""
         gradients: list[Tensor | None] = []
         for source, piece in zip(sources, pieces):  # noqa: B905  (as many by contract; asking takes a while)
             if piece is None or isinstance(piece, Tensor):
@@ -108,15 +108,15 @@ class SquareAccumulator:
         return gradients
 
     def _defer(
-        self, current: BackwardPass, source: Source | None, contribution: PerExampleGradient
+        self, current: BackwardPass, source: ParameterSource | None, gradient: PerExampleGradient
     ) -> Tensor:
-        """Keeps a contribution until the end of the pass, for parameters that other uses contribute to."""
+        """Keeps a gradient until the end of the pass, for parameters that have other uses."""
         for key in map(id, () if source is None else source.roots):
             if key in current.squared:
                 self._refuse_hidden_use(key)
             if source is not None and key in current.wanted:
-                current.deferred.setdefault(key, []).append((source, contribution))
-        return contribution.total()
+                current.deferred.setdefault(key, []).append((source, gradient))
+        return gradient.total()
 
     def settle(self, finished: BackwardPass) -> None:
         """Squares what had to wait: for each example the sum over all uses first, the square after."""
@@ -136,7 +136,7 @@ class SquareAccumulator:
             self.rows += finished.examples
 
     def add_share(self, new: Share) -> None:
-        """Refuses several means where a mean over all examples was to be put together."""
+        """Raises on several means where a mean over all examples was to be put together."""
         if new.is_whole and any(share.is_whole for share in self.shares):
             raise InvalidValue(
                 "two backward passes in one block, and each loss is the mean over its own examples. Several "
@@ -207,17 +207,17 @@ class Watched(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         if grads[0] is None and all(grad is None for grad in grads):
             return (None,) * (len(needed) + 1)
-        ledger = operation.watched_by
-        current = ledger.current or ledger.require_pass()
+        accumulator = operation.watched_by
+        current = accumulator.current or accumulator.require_pass()
         saved = ctx.saved_tensors  # a checkpoint runs its forward again here, so the block must still see it
         with _plain_torch(saved) if is_any_autocast_enabled() else DisableTorchFunction():
             if current.single.issuperset(keys := operation.watched_keys) and keys:
                 sums = operation.sums(grads, needed, current.examples, saved)
                 if sums is not None:
-                    ledger.keep(current, keys, sums[1])
+                    accumulator.keep(current, keys, sums[1])
                     return None, *sums[0]
             pieces = operation.backward(grads, needed, current.examples, saved)
-            return None, *ledger.receive(current, operation.watched_sources, pieces)
+            return None, *accumulator.receive(current, operation.watched_sources, pieces)
 
 
 def _plain_torch(tensors: tuple[Tensor, ...]) -> AbstractContextManager[Any]:

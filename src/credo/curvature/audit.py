@@ -2,7 +2,7 @@
 
 A parameter may only be reached through operations that the block has watched. Anything else (a
 forward outside the block, a compiled or scripted model, a custom autograd function) would give it a
-gradient without its square, and is refused here, before anything has changed.
+gradient without its square, and raises here, before anything has changed.
 """
 
 import math
@@ -22,7 +22,7 @@ from credo.curvature.rules.elementwise import Elementwise
 from credo.curvature.torch_private import DisableTorchFunction, node_type, results_of, saved
 from credo.curvature.trace import FOREIGN, trace_of
 from credo.curvature.trace import LEAF as _LEAF
-from credo.curvature.tracking import Derived, Source
+from credo.curvature.tracking import Derived, ParameterSource
 from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
 
 _grad_fn = attrgetter("grad_fn")
@@ -31,10 +31,14 @@ _DERIVED = node_type(Derived)
 
 
 def audit(
-    call: EngineCall, ledger: SquareAccumulator, wanted: Container[int], declared: int | None, samples: int
+    call: EngineCall,
+    accumulator: SquareAccumulator,
+    wanted: Container[int],
+    declared: int | None,
+    samples: int,
 ) -> BackwardPass:
-    """The pass about to begin; refuses parameters that it would reach by unwatched ways."""
-    operations, nodes, edges = _watched_operations(call.roots, ledger)
+    """The pass about to begin; raises on parameters that it would reach by unwatched ways."""
+    operations, nodes, edges = _watched_operations(call.roots, accumulator)
     once: set[int] = set()
     more: set[int] = set()
     for operation in operations:
@@ -50,14 +54,14 @@ def audit(
                 more.update(map(id, source.roots))
         operation.watched_keys = tuple(keys) if direct else ()
     once -= more
-    single = once if wanted is ledger.parameters else {key for key in once if key in wanted}
-    examples = _count_examples(operations, ledger, declared)
-    reaches = wanted is ledger.parameters or any(key in wanted for key in ledger.parameters)
+    single = once if wanted is accumulator.parameters else {key for key in once if key in wanted}
+    examples = _count_examples(operations, accumulator, declared)
+    reaches = wanted is accumulator.parameters or any(key in wanted for key in accumulator.parameters)
     counted = examples
     if reaches and examples > samples:  # one example cannot meet another
-        counted = _count_in_the_loss(call, nodes, edges, ledger, examples, samples)
+        counted = _count_in_the_loss(call, nodes, edges, accumulator, examples, samples)
     elif reaches and examples:
-        ledger.add_share(Share(math.nan, math.nan))
+        accumulator.add_share(Share(math.nan, math.nan))
     return BackwardPass(examples, counted, wanted, single)
 
 
@@ -65,16 +69,16 @@ def _count_in_the_loss(
     call: EngineCall,
     nodes: Sequence[Any],
     edges: Sequence[int],
-    ledger: SquareAccumulator,
+    accumulator: SquareAccumulator,
     examples: int,
     samples: int,
 ) -> int:
-    """Over how many examples the loss is a mean; refuses losses in which examples meet."""
+    """Over how many examples the loss is a mean; raises on losses in which examples meet."""
     with DisableTorchFunction():  # what is asked of small tensors here is no part of the forward pass
         trace, known = trace_of(nodes, edges, examples // samples, samples)
-        if ledger.current is not None or ledger.reduction is None:
+        if accumulator.current is not None or accumulator.reduction is None:
             return examples
-        if ledger.reduction == "sum":
+        if accumulator.reduction == "sum":
             check_sum(trace, call.roots, call.seeds)
             return examples
         if (
@@ -83,17 +87,17 @@ def _count_in_the_loss(
             and call.seeds[0] is None
             and known.is_mean_of_all(nodes[0])
         ):
-            ledger.add_share(WHOLE)
+            accumulator.add_share(WHOLE)
             return examples
         reading = read_mean(trace, call.roots, call.seeds)
-        ledger.add_share(reading.share)
+        accumulator.add_share(reading.share)
         return reading.examples
 
 
 def _watched_operations(
-    roots: Iterable[Tensor], ledger: SquareAccumulator
+    roots: Iterable[Tensor], accumulator: SquareAccumulator
 ) -> tuple[list[Operation], list[Any], list[int]]:
-    """All watched operations under the roots, all nodes, and their edges; refuses other edges into parameters."""
+    """All watched operations under the roots, all nodes, and their edges; raises on other edges into parameters."""
     operations: list[Operation] = []
     nodes: list[Any] = list(map(_grad_fn, roots))
     seen: dict[Any, int] = {None: -1} | {node: k for k, node in enumerate(nodes)}
@@ -102,7 +106,7 @@ def _watched_operations(
         kind: Any = type(node)
         if kind is _WATCHED:
             known, operation = True, node.operation
-            if operation.watched_by is ledger:
+            if operation.watched_by is accumulator:
                 operations.append(operation)
                 # With one argument that is no parameter, and a rule, that one has the examples.
                 if operation.watched_sources.count(None) > 1 or type(operation) is Generic:
@@ -112,11 +116,11 @@ def _watched_operations(
         else:
             known = kind is _DERIVED
             if kind.__name__ in LOOKED_AT:
-                look_at(node, ledger)
+                look_at(node, accumulator)
         for child, own in node.next_functions:
             kind = type(child)
             if not known and (kind is _LEAF or kind is _DERIVED):
-                _check_edge(node, child, ledger)
+                _check_edge(node, child, accumulator)
             if kind is _LEAF:
                 edges.append(-2 if type(child.variable) is Parameter else FOREIGN)
                 continue
@@ -131,12 +135,12 @@ def _watched_operations(
     return operations, nodes, edges
 
 
-def _check_edge(node: Any, child: Any, ledger: SquareAccumulator) -> None:
+def _check_edge(node: Any, child: Any, accumulator: SquareAccumulator) -> None:
     reached = [child.variable] if type(child) is _LEAF else child.source.roots
-    watched = [id(root) for root in reached if id(root) in ledger.parameters]
+    watched = [id(root) for root in reached if id(root) in accumulator.parameters]
     if not watched:
         return
-    names = ", ".join(repr(ledger.names()[key]) for key in watched)
+    names = ", ".join(repr(accumulator.names()[key]) for key in watched)
     raise UnsupportedOperation(
         f"parameter {names} reaches the loss through {node.name()}, which was not watched, so its squared "
         "gradients cannot be known. Run the forward inside the block; call the plain module instead of a "
@@ -145,7 +149,7 @@ def _check_edge(node: Any, child: Any, ledger: SquareAccumulator) -> None:
     )
 
 
-def _count_examples(operations: list[Operation], ledger: SquareAccumulator, declared: int | None) -> int:
+def _count_examples(operations: list[Operation], accumulator: SquareAccumulator, declared: int | None) -> int:
     """M: as declared, or the leading dimension of the first watched operation; all others must fit."""
     if not operations:
         return 0
@@ -161,13 +165,13 @@ def _count_examples(operations: list[Operation], ledger: SquareAccumulator, decl
     for operation in operations:
         fits = operation.lead == examples or operation.merged_from == examples
         if not fits and not (declared and operation.lead > 0 and operation.lead % declared == 0):
-            raise InvalidValue(_misfit(operation, ledger, examples))
+            raise InvalidValue(_misfit(operation, accumulator, examples))
     return examples
 
 
-def _misfit(operation: Operation, ledger: SquareAccumulator, examples: int) -> str:
+def _misfit(operation: Operation, accumulator: SquareAccumulator, examples: int) -> str:
     roots = [root for source in operation.watched_sources if source is not None for root in source.roots]
-    names = ", ".join(repr(ledger.names()[id(root)]) for root in roots)
+    names = ", ".join(repr(accumulator.names()[id(root)]) for root in roots)
     lead = operation.lead
     got = "no leading dimension" if lead < 0 else f"a leading dimension of {lead}"
     return (
@@ -180,11 +184,12 @@ def _misfit(operation: Operation, ledger: SquareAccumulator, examples: int) -> s
 
 
 # ────────────────────────────────────────
-# Refuses, before a backward pass, what takes rows that count as examples for something else.
+# Rows that are not examples: raises, before a backward pass, where rows that count as examples are used as something
+# else.
 #
 # Row i of a watched operation's result counts as example i. That is not so where a parameter met a tensor without
-# examples that nobody declared constant, as in `F.linear(x, self.weight @ self.turn)` with a plain tensor `turn`: there
-# rows of the weight would be counted, and their squares be wrong without a sign. The graph shows it:
+# examples that was not declared constant, as in `F.linear(x, self.weight @ self.turn)` with a plain tensor `turn`.
+# There rows of the weight would be counted, and their squares be wrong without a sign. The graph shows it:
 #
 #     weight       a result with rows becomes the weight of an operation, which all examples share
 #     broadcast    a result with rows is repeated along a new leading dimension, which has the examples
@@ -243,18 +248,18 @@ _ROWS_OF_THE_FIRST = (
 )
 
 
-def look_at(node: Any, ledger: SquareAccumulator) -> None:
-    """Refuses a node of the graph, of one of the types in `LOOKED_AT`, that uses rows as no examples can be used."""
+def look_at(node: Any, accumulator: SquareAccumulator) -> None:
+    """Raises on a node, of one of the types in `LOOKED_AT`, that uses rows as no examples can be used."""
     name = type(node).__name__
     batched = name in _IN_BATCHES and len(_shape(node)) > 2 and _shape(node)[0] > 1
     if name in _WEIGHTS and not batched:
-        _look_at_weights(node, _WEIGHTS[name], ledger)
+        _look_at_weights(node, _WEIGHTS[name], accumulator)
     if name in _BROADCASTS:
-        _look_at_broadcasts(node, _BROADCASTS[name], ledger)
+        _look_at_broadcasts(node, _BROADCASTS[name], accumulator)
 
 
 def look_at_operation(node: Any, operation: Operation) -> None:
-    """Refuses a watched node whose rows are a parameter's, or in which such rows stand where a parameter should."""
+    """Raises on a watched node whose rows are a parameter's, or in which such rows stand where a parameter should."""
     if isinstance(operation, Generic):
         known = operation.name in _PRODUCTS or operation.name in _ROWS_OF_THE_FIRST
         if known and _counts_a_parameter(node, operation, in_any_shape=False):
@@ -267,9 +272,9 @@ def look_at_operation(node: Any, operation: Operation) -> None:
         _look_at_weights(node, unknown, operation.watched_by)
 
 
-def _look_at_weights(node: Any, slots: Iterable[int], ledger: SquareAccumulator) -> None:
+def _look_at_weights(node: Any, slots: Iterable[int], accumulator: SquareAccumulator) -> None:
     for child, own in _children(node, slots):
-        for maker, picked in _makers(child, own, ledger, _PICKS):
+        for maker, picked in _makers(child, own, accumulator, _PICKS):
             operation = maker.operation
             if _counts_a_parameter(maker, operation) or not (
                 picked or _rows(operation) == 1 or _in_groups(node, _rows(operation))
@@ -277,14 +282,14 @@ def _look_at_weights(node: Any, slots: Iterable[int], ledger: SquareAccumulator)
                 _refuse(operation, f"{_name(node)} takes it for a weight that all examples share")
 
 
-def _look_at_broadcasts(node: Any, slots: Iterable[int], ledger: SquareAccumulator) -> None:
+def _look_at_broadcasts(node: Any, slots: Iterable[int], accumulator: SquareAccumulator) -> None:
     """Draws of noise may stand in front of the examples, (K, M, …), where arithmetic meets them: unless K = M."""
     shape, strict = _shape(node), type(node).__name__ in _REPEATS
     for child, own in _children(node, slots):
         given = _shape(child, own)
         if not given or (len(given) == len(shape) and given[0] == shape[0]):
             continue
-        for maker, picked in _makers(child, own, ledger, (*_PICKS, *_STATISTICS)):
+        for maker, picked in _makers(child, own, accumulator, (*_PICKS, *_STATISTICS)):
             operation = maker.operation
             suspicious = not picked and _rows(operation) > 1 and (strict or _rows(operation) == shape[0])
             if suspicious or _counts_a_parameter(maker, operation):
@@ -300,13 +305,13 @@ def _children(node: Any, slots: Iterable[int]) -> Iterator[tuple[Any, int]]:
 
 
 def _makers(
-    node: Any, own: int, ledger: SquareAccumulator, stops: Sequence[str]
+    node: Any, own: int, accumulator: SquareAccumulator, stops: Sequence[str]
 ) -> Iterator[tuple[Any, bool]]:
     """The watched nodes nearest under this one, and whether one row (or a statistic) was taken on the way."""
     todo, seen = [(node, own, False)], set()
     while todo:
         node, own, picked = todo.pop()
-        if type(node) is _WATCHED and node.operation.watched_by is ledger:
+        if type(node) is _WATCHED and node.operation.watched_by is accumulator:
             yield node, picked
             continue
         picked = picked or (type(node).__name__ in stops and _leaves_one_row(node, own))
@@ -343,7 +348,7 @@ def _counts_a_parameter(node: Any, operation: Operation, in_any_shape: bool = Tr
     )
 
 
-def _in_front(operation: Operation) -> list[Source]:
+def _in_front(operation: Operation) -> list[ParameterSource]:
     """The parameters whose rows the result may have in front."""
     name, sources, last = operation.name, operation.watched_sources, operation.watched_sources[-1]
     if name in _ROWS_OF_THE_FIRST:

@@ -33,7 +33,7 @@ ENGINE_CALLS = frozenset(_NAMES)
 
 
 class EngineCall(ABC):
-    """A backward pass that somebody asked for."""
+    """A backward pass that was asked for."""
 
     __slots__ = ("create_graph", "roots", "seeds", "wanted")
 
@@ -43,8 +43,8 @@ class EngineCall(ABC):
     create_graph: bool
 
     @abstractmethod
-    def run(self, eyes: AbstractContextManager[Any]) -> Any:
-        """Runs it with `eyes` open, because a checkpoint runs its forward during the backward pass."""
+    def run(self, mode: AbstractContextManager[Any]) -> Any:
+        """Runs it inside `mode`, because a checkpoint runs its forward during the backward pass."""
 
 
 @final
@@ -66,13 +66,13 @@ class AnyCall(EngineCall):
         seeds = [given] if isinstance(given, Tensor) or given is None else list(given)
         self.seeds = seeds if len(seeds) == len(roots) else [None] * len(roots)
 
-    def run(self, eyes: AbstractContextManager[Any]) -> Any:
-        twin = _unlocked(self._function)
-        _now.eyes = eyes
+    def run(self, mode: AbstractContextManager[Any]) -> Any:
+        function = _unlocked(self._function)
+        _now.mode = mode
         try:
-            return twin(**self._arguments)
+            return function(**self._arguments)
         finally:
-            _now.eyes = None
+            _now.mode = None
 
 
 @final
@@ -85,9 +85,9 @@ class PlainBackward(EngineCall):
         self.roots, self.wanted, self.create_graph, self._retain = (loss,), None, False, retain
         self.seeds = (None,)
 
-    def run(self, eyes: AbstractContextManager[Any]) -> Any:
+    def run(self, mode: AbstractContextManager[Any]) -> Any:
         ones = (torch.ones_like(self.roots[0]),)
-        with eyes:
+        with mode:
             return run_engine(
                 self.roots, ones, self._retain, False, (), allow_unreachable=True, accumulate_grad=True
             )
@@ -127,7 +127,7 @@ def _is_plain(loss: Tensor, given: Mapping[str, Any]) -> bool:
 class _Now(threading.local):
     """The backward pass that this thread is about to begin."""
 
-    eyes: AbstractContextManager[Any] | None = None
+    mode: AbstractContextManager[Any] | None = None
 
 
 _now = _Now()
@@ -135,7 +135,7 @@ _now = _Now()
 
 @cache
 def _unlocked(function: FunctionType) -> Callable[..., Any]:
-    """The function, which does not offer itself for overriding, and has eyes open only while the engine runs.
+    """The function without override, inside the mode only while the engine runs.
 
     Before, it asks the root a dozen small questions, each of which would go through them.
     """
@@ -143,9 +143,9 @@ def _unlocked(function: FunctionType) -> Callable[..., Any]:
 
 
 def _run_seen(*args: Any, **kwargs: Any) -> Any:
-    eyes, _now.eyes = _now.eyes, None
-    assert eyes is not None
-    with eyes:
+    mode, _now.mode = _now.mode, None
+    assert mode is not None
+    with mode:
         return run_engine(*args, **kwargs)
 
 

@@ -20,7 +20,7 @@ from credo.curvature.accumulate import SquareAccumulator
 from credo.curvature.intercept import Interception
 from credo.curvature.many_samples import StackedWeights
 from credo.curvature.rule import widen
-from credo.curvature.tracking import Parameters, WatchedParameters, subjects_of
+from credo.curvature.tracking import Parameters, WatchedParameters, watched_parameters
 from credo.errors import CallOrderError, InvalidType, InvalidValue
 
 # ────────────────────────────────────────
@@ -30,21 +30,23 @@ from credo.errors import CallOrderError, InvalidType, InvalidValue
 class Squares(Mapping[Tensor, Tensor]):
     """Parameter → Σᵢ gᵢ²; only the parameters that the loss reached are in it."""
 
-    def __init__(self, ledger: SquareAccumulator, reduction: str, scale: float):
+    def __init__(self, accumulator: SquareAccumulator, reduction: str, scale: float):
         # Not a method of `Statistics`: the circle would keep the squares until the garbage collector comes.
-        self._ledger, self._reduction, self._scale = ledger, reduction, scale
+        self._accumulator, self._reduction, self._scale = accumulator, reduction, scale
 
     def __getitem__(self, parameter: Tensor) -> Tensor:
         try:
-            return self._ledger.squares[id(parameter)] * factor(self._ledger, self._reduction, self._scale)
+            return self._accumulator.squares[id(parameter)] * factor(
+                self._accumulator, self._reduction, self._scale
+            )
         except KeyError:
             raise KeyError("the loss did not reach this parameter, or it was not watched") from None
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (self._ledger.parameters[key] for key in self._ledger.squares)
+        return (self._accumulator.parameters[key] for key in self._accumulator.squares)
 
     def __len__(self) -> int:
-        return len(self._ledger.squares)
+        return len(self._accumulator.squares)
 
 
 class Statistics:
@@ -52,41 +54,41 @@ class Statistics:
 
     counted = True  # M is exact, not a guess
 
-    def __init__(self, ledger: SquareAccumulator, reduction: str, scale: float):
-        self._ledger, self._reduction, self._scale = ledger, reduction, scale
+    def __init__(self, accumulator: SquareAccumulator, reduction: str, scale: float):
+        self._accumulator, self._reduction, self._scale = accumulator, reduction, scale
 
     @cached_property
     def squares(self) -> Mapping[Tensor, Tensor]:
-        return Squares(self._ledger, self._reduction, self._scale)
+        return Squares(self._accumulator, self._reduction, self._scale)
 
     @property
     def examples(self) -> int:
-        return self._ledger.examples
+        return self._accumulator.examples
 
     @property
     def loss(self) -> Tensor | None:
         """The sum of what went back, as far as it was one number."""
-        return self._ledger.loss
+        return self._accumulator.loss
 
     @property
     def rows(self) -> int:
         """As `examples`, with those that the loss leaves out."""
-        return self._ledger.rows
+        return self._accumulator.rows
 
     @property
     def likelihood(self) -> bool:
         """Whether the loss was a log-likelihood; else it is an error of unknown scale."""
-        return self._ledger.likelihood
+        return self._accumulator.likelihood
 
     def raw(self) -> tuple[dict[int, Tensor], float]:
         """Σᵢ rᵢ² by the parameter's id, not copies, and by what it is to be multiplied for Σᵢ gᵢ²."""
-        return self._ledger.squares, factor(self._ledger, self._reduction, self._scale)
+        return self._accumulator.squares, factor(self._accumulator, self._reduction, self._scale)
 
 
-def factor(ledger: SquareAccumulator, reduction: str, scale: float) -> float:
+def factor(accumulator: SquareAccumulator, reduction: str, scale: float) -> float:
     """Σᵢ gᵢ² = factor·Σᵢ rᵢ², rᵢ what example i sent back: gᵢ/M under a mean, times the loss scale."""
-    share = ledger.examples if reduction == "mean" else 1
-    return (share / scale) ** 2
+    count = accumulator.examples if reduction == "mean" else 1
+    return (count / scale) ** 2
 
 
 # ────────────────────────────────────────
@@ -115,7 +117,7 @@ def capture(
         raise InvalidValue(
             f"examples must be the number of examples in the batch, at least 1; got {examples!r}."
         )
-    return watching(subjects_of(parameters), reduction, scale, examples)
+    return watching(watched_parameters(parameters), reduction, scale, examples)
 
 
 @final
@@ -127,38 +129,40 @@ class watching(AbstractContextManager[Statistics]):
 
     def __init__(
         self,
-        subjects: WatchedParameters,
+        parameters: WatchedParameters,
         reduction: str,
         scale: float = 1.0,
         examples: int | None = None,
         stacks: StackedWeights | None = None,
         samples: int = 1,
     ):
-        self._interception = Interception(subjects, examples, stacks, reduction, samples)
-        self._statistics = Statistics(self._interception.ledger, reduction, scale)
+        self._interception = Interception(parameters, examples, stacks, reduction, samples)
+        self._statistics = Statistics(self._interception.accumulator, reduction, scale)
 
     def __enter__(self) -> Statistics:
-        if self._interception.ledger.closed:
+        if self._interception.accumulator.closed:
             raise CallOrderError(
                 "a block has ended and cannot begin again. Call capture anew for each block."
             )
         try:
             self._interception.__enter__()  # type: ignore[no-untyped-call]
             return self._statistics
-        except BaseException:  # an interrupt, after which nobody would come to close the eyes
+        except BaseException:  # an interrupt, after which nobody else would leave the mode
             self._interception.withdraw()
             raise
 
     def __exit__(self, kind: object = None, *_: object) -> None:
         self._interception.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._interception.ledger.closed = True
+        self._interception.accumulator.closed = True
         if kind is None:
-            self._interception.ledger.check_shares()
+            self._interception.accumulator.check_shares()
 
     def __del__(self) -> None:
-        eyes: Interception | None = getattr(self, "_interception", None)
-        if eyes is not None and not eyes.ledger.closed:  # an interrupt came before the end could
-            eyes.withdraw()
+        interception: Interception | None = getattr(self, "_interception", None)
+        if (
+            interception is not None and not interception.accumulator.closed
+        ):  # an interrupt came before the end could
+            interception.withdraw()
 
 
 def squared_gradients(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from credo.curvature import flows
 from credo.curvature.flows import DIFFERENT, Flow, Graph, Layouts, Mixed
-from credo.curvature.layouts import Batch, Layout, Rows, Single
+from credo.curvature.layouts import Layout, Rows, Single, WholeBatch
 from credo.curvature.rules import Generic
 from credo.curvature.torch_private import results_of
 
@@ -143,7 +143,7 @@ def probed(graph: Graph, node: Any, layouts: Layouts) -> list[Layout] | Layout:
     """The layouts of the results, as the node's own gradients tell; raises `Mixed` where none fits."""
     places: Places = [(k, layout) for k, layout in enumerate(layouts) if isinstance(layout, (Rows, Single))]
     if not places:
-        return next((k for k in layouts if isinstance(k, Batch)), None)
+        return next((k for k in layouts if isinstance(k, WholeBatch)), None)
     labels = {layout.label for _, layout in places if isinstance(layout, Rows)}
     singles = {layout for _, layout in places if isinstance(layout, Single)}
     if len(labels) > 1 or (singles and labels - {None}):

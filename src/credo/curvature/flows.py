@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from credo.curvature.layouts import (
-    BATCH,
-    Batch,
+    WHOLE_BATCH,
     Layout,
     Rows,
     Single,
+    WholeBatch,
     aligned,
     dims_of,
     labelled,
@@ -69,15 +69,15 @@ def same(graph: Graph, node: Any, layouts: Layouts) -> Layout:
         if single is not None and set(found.examples()) != {single.example}:
             raise Mixed(DIFFERENT)
         return found
-    return single or (BATCH if batch else None)
+    return single or (WHOLE_BATCH if batch else None)
 
 
 def added(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     """As `same`; single numbers of several examples are being summed up, as in a loop over examples."""
-    if not graph.result(node) and any(isinstance(k, (Single, Batch)) for k in layouts):
+    if not graph.result(node) and any(isinstance(k, (Single, WholeBatch)) for k in layouts):
         ones = {layout for layout in layouts if layout is not None}
         if len(ones) > 1:
-            return BATCH
+            return WHOLE_BATCH
     return same(graph, node, layouts)
 
 
@@ -148,7 +148,7 @@ def reduced(graph: Graph, node: Any, layouts: Layouts) -> Layout:
             return Single(next(iter(layout.examples())))
         if name not in STATISTICS:
             raise Mixed("reduces over the dimension that counts examples")
-        return BATCH
+        return WHOLE_BATCH
     if saved(node, "keepdim", False):
         return layout
     return layout.at(layout.axis - sum(d < layout.axis for d in dims))
@@ -219,7 +219,7 @@ def lossy(graph: Graph, node: Any, layouts: Layouts) -> Layout:
         if isinstance(layout, Rows) and any(isinstance(o, Rows) and o != layout for o in layouts[k + 1 :]):
             raise Mixed(DIFFERENT)
     found = [layout for layout in layouts if layout is not None]
-    return found[0] if found and isinstance(found[0], Single) else BATCH if found else None
+    return found[0] if found and isinstance(found[0], Single) else WHOLE_BATCH if found else None
 
 
 def chosen(graph: Graph, node: Any, layouts: Layouts) -> Layout:
@@ -229,7 +229,7 @@ def chosen(graph: Graph, node: Any, layouts: Layouts) -> Layout:
         return layout
     if layout.axis == min(len(before), 2) - 1:
         raise Mixed("takes the dimension that counts examples for that of the classes")
-    return BATCH if saved(node, "reduction") else layout.at(layout.axis - (layout.axis > 1))
+    return WHOLE_BATCH if saved(node, "reduction") else layout.at(layout.axis - (layout.axis > 1))
 
 
 def aligned_in_time(graph: Graph, node: Any, layouts: Layouts) -> Layout:
@@ -320,7 +320,7 @@ def _agreed(layouts: Layouts) -> Layout:
     found = {layout for layout in layouts if isinstance(layout, (Rows, Single))}
     if len(found) > 1:
         raise Mixed(DIFFERENT)
-    return found.pop() if found else BATCH if BATCH in layouts else None
+    return found.pop() if found else WHOLE_BATCH if WHOLE_BATCH in layouts else None
 
 
 def repeated(graph: Graph, node: Any, layouts: Layouts) -> Layout:
@@ -405,9 +405,9 @@ def product(first: Layout, second: Layout, dims: tuple[int, int], result: int) -
             if place == (summed if own > 1 else -1):
                 raise Mixed("sums over the dimension that counts examples")
             layout = layout.at(kept.get(place, layout.axis + result - own if place < -2 else result - 1))
-        if isinstance(other, Batch) and not isinstance(layout, Batch):
+        if isinstance(other, WholeBatch) and not isinstance(layout, WholeBatch):
             return layout
-        if isinstance(layout, Batch) and other is not None and not isinstance(other, Batch):
+        if isinstance(layout, WholeBatch) and other is not None and not isinstance(other, WholeBatch):
             continue
         if found is not None and layout != found:
             raise Mixed(COMPARED)
@@ -432,9 +432,9 @@ def added_product(graph: Graph, node: Any, layouts: Layouts) -> Layout:
         own = aligned(own, graph.shape(node, 0), graph.result(node))
         if own is None:
             raise Mixed(DIFFERENT)
-    if isinstance(own, Batch) or own is None:
+    if isinstance(own, WholeBatch) or own is None:
         return found or own
-    if found is not None and not isinstance(found, Batch) and found != own:
+    if found is not None and not isinstance(found, WholeBatch) and found != own:
         raise Mixed(DIFFERENT)
     return own
 
@@ -444,7 +444,7 @@ def dotted(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     rows = {layout for layout in layouts if isinstance(layout, Rows)}
     if len(rows) > 1:
         raise Mixed(DIFFERENT)
-    return BATCH if rows else same(graph, node, layouts)
+    return WHOLE_BATCH if rows else same(graph, node, layouts)
 
 
 def mapped(graph: Graph, node: Any, layouts: Layouts) -> Layout:
@@ -471,7 +471,7 @@ def attended(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     """scaled_dot_product_attention on (…, T, d): positions and features are the last dimensions."""
     found = {layout for layout in layouts[:3] if layout is not None}
     (layout,) = found if len(found) == 1 else (None,)
-    if len(found) > 1 and not all(isinstance(k, Batch) for k in found):
+    if len(found) > 1 and not all(isinstance(k, WholeBatch) for k in found):
         raise Mixed(DIFFERENT)
     if isinstance(layout, Rows) and layout.axis >= len(graph.result(node)) - 2:
         raise Mixed("works along the dimension that counts examples")

@@ -30,8 +30,8 @@ from credo.curvature.tracking import (
     MERGING,
     SELECTIONS,
     Merges,
+    ParameterSource,
     Provenance,
-    Source,
     WatchedParameters,
     tensors_in,
 )
@@ -40,11 +40,11 @@ from credo.errors import UnsupportedOperation
 # ────────────────────────────────────────
 # What a block may do to a watched operation before it runs: give it many weights, or have it leave its factors.
 
-Watch = Callable[[Operation, tuple[Source | None, ...]], Any]
+Watch = Callable[[Operation, tuple[ParameterSource | None, ...]], Any]
 
 
-class Arrangement(Protocol):
-    def apply(self, operation: Operation, sources: tuple[Source | None, ...], watch: Watch) -> Any:
+class OperationTransform(Protocol):
+    def apply(self, operation: Operation, sources: tuple[ParameterSource | None, ...], watch: Watch) -> Any:
         """Runs the operation, or what takes its place, by `watch`."""
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -120,20 +120,20 @@ _INTEGERS = {torch.int32, torch.int64}
 
 
 class Interception(TorchFunctionMode):
-    """One block's eyes; `ledger` is what they saw."""
+    """The mode of one block; `accumulator` has what its backward passes gave."""
 
     def __init__(
         self,
-        subjects: WatchedParameters,
+        parameters: WatchedParameters,
         declared: int | None,
-        stacks: Arrangement | None = None,
+        transform: OperationTransform | None = None,
         reduction: str | None = None,
         samples: int = 1,
     ):
         self._samples = samples  # computed at once
-        self._stacks = stacks
-        self.ledger = SquareAccumulator(subjects.watched, subjects.names, reduction)
-        self._provenance = Provenance(subjects.sources, subjects.constants)
+        self._transform = transform
+        self.accumulator = SquareAccumulator(parameters.watched, parameters.names, reduction)
+        self._provenance = Provenance(parameters.sources, parameters.constants)
         self._declared = declared
         self._calls = 0
         self._examples_second, self._merges = 0, Merges()  # the number of examples inside attention
@@ -149,7 +149,7 @@ class Interception(TorchFunctionMode):
         if func in ENGINE_CALLS:
             return self._run_engine(func, args, kwargs)
         known = self._provenance
-        sources, constants, plain = known.sources, known.constants, self._stacks is None
+        sources, constants, plain = known.sources, known.constants, self._transform is None
         for value in (
             (*args, *kwargs.values()) if kwargs else args
         ):  # `touches`, and whether a constant is there
@@ -177,7 +177,7 @@ class Interception(TorchFunctionMode):
 
     def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call without a parameter, as it is; what it makes of constants alone is a constant."""
-        result = func(*args, **kwargs) if self._stacks is None else self._stacks.run(func, args, kwargs)
+        result = func(*args, **kwargs) if self._transform is None else self._transform.run(func, args, kwargs)
         self._merges.note(result, func, args)
         known = self._provenance
         if (
@@ -206,7 +206,7 @@ class Interception(TorchFunctionMode):
         # One loop, here: between two large kernels Python runs from cold caches, and pays for every function it meets.
         known, slots, data, expected = self._provenance, operation.parameter_slots, False, True
         table, constants = known.sources, known.constants
-        found: list[Source | None] = []
+        found: list[ParameterSource | None] = []
         for tensor in operation.tensors:
             source = table.get(key := id(tensor))
             if source is not None:
@@ -222,31 +222,31 @@ class Interception(TorchFunctionMode):
         # Rules are for real numbers; complex ones have torch's own gradients.
         if known.complex and known.complex_among(operation.tensors):
             return self._replace_row_by_row(func, args, kwargs)
-        if self._examples_second or self._stacks is not None:
+        if self._examples_second or self._transform is not None:
             return self._place(operation, sources)
         return self._watch(operation, sources)
 
     def _replace_row_by_row(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._stacks is not None and self._stacks.needs_rules:
-            return self._stacks.run_without_rule(func, args, kwargs)
+        if self._transform is not None and self._transform.needs_rules:
+            return self._transform.run_without_rule(func, args, kwargs)
         sources = tuple(map(self._provenance.source, tensors_in((*args, *kwargs.values()))))
         operation = Generic(func, args, kwargs, [source is not None for source in sources])
-        if self._stacks is not None and are_transforms_active():
+        if self._transform is not None and are_transforms_active():
             raise UnsupportedOperation(
                 f"{operation.name} has no vectorised form that equals one sample after the other. Use vectorized=False."
             )
         result, differentiable = operation.run()
         return self._place(operation, sources) if differentiable else result  # else a comparison, a shape
 
-    def _place(self, operation: Operation, sources: tuple[Source | None, ...]) -> Any:
+    def _place(self, operation: Operation, sources: tuple[ParameterSource | None, ...]) -> Any:
         if self._examples_second:
             operation.axis, operation.lead, operation.merged_from = 1, self._examples_second, None
-        if self._stacks is not None:
-            return self._stacks.apply(operation, sources, self._watch)
+        if self._transform is not None:
+            return self._transform.apply(operation, sources, self._watch)
         return self._watch(operation, sources)
 
-    def _watch(self, operation: Operation, sources: tuple[Source | None, ...]) -> Any:
-        operation.watched_sources, operation.watched_by = sources, self.ledger
+    def _watch(self, operation: Operation, sources: tuple[ParameterSource | None, ...]) -> Any:
+        operation.watched_sources, operation.watched_by = sources, self.accumulator
         operation.watched_order = self._calls
         self._calls += 1
         tensors, operation.tensors = operation.tensors, ()  # `release`
@@ -287,8 +287,8 @@ class Interception(TorchFunctionMode):
             return func(*own_args, **own_kwargs)
 
         result = make(lambda tensor: tensor)
-        if self._stacks is not None and any(out.requires_grad for out in tensors_in((result,))):
-            self._stacks.derive(func, make, result)
+        if self._transform is not None and any(out.requires_grad for out in tensors_in((result,))):
+            self._transform.derive(func, make, result)
 
         def hand_out(out: Tensor) -> Tensor:
             if id(out) in private:
@@ -305,49 +305,51 @@ class Interception(TorchFunctionMode):
 
     def _write(self, func: Any, args: Any, kwargs: Any) -> Any:
         """x.add_(p): the new values by a watched operation on a copy of x, then written into x."""
-        target, twin = args[0], getattr(torch.Tensor, _name(func).strip("_").removeprefix("i"), None)
-        if twin is None or self._provenance.source(target) is not None:
+        target, out_of_place = args[0], getattr(torch.Tensor, _name(func).strip("_").removeprefix("i"), None)
+        if out_of_place is None or self._provenance.source(target) is not None:
             raise UnsupportedOperation(
                 f"{_name(func)} writes a parameter into another tensor, so its squared gradient cannot be followed. "
                 "Build the tensor with torch.cat, torch.where or arithmetic instead."
             )
-        args, rule = (target.clone(), *args[1:]), rule_for(twin)
+        args, rule = (target.clone(), *args[1:]), rule_for(out_of_place)
         if rule is None:
-            return target.copy_(self._replace_without_rule(twin, args, kwargs))
-        return target.copy_(self._replace_by(rule(*args, **kwargs), twin, args, kwargs))
+            return target.copy_(self._replace_without_rule(out_of_place, args, kwargs))
+        return target.copy_(self._replace_by(rule(*args, **kwargs), out_of_place, args, kwargs))
 
     def _run_engine(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A backward pass: look at its graph first, then run it, then square what had to wait."""
-        if self._stacks is not None:
-            self._stacks.refuse_backward()
+        if self._transform is not None:
+            self._transform.refuse_backward()
         call = read_engine_call(func, args, kwargs)
         if call.create_graph:
             raise UnsupportedOperation(
                 "create_graph=True asks for the gradient of a gradient, which has no per-example squares. "
                 "Compute it outside the block."
             )
-        wanted = self.ledger.parameters if call.wanted is None else {id(tensor) for tensor in call.wanted}
-        new = audit(call, self.ledger, wanted, self._declared, self._samples)
-        outer = self.ledger.current
-        if self._stacks is not None and new.counted != new.examples:
-            self._stacks.refuse_left_out(new.counted, new.examples)
+        wanted = (
+            self.accumulator.parameters if call.wanted is None else {id(tensor) for tensor in call.wanted}
+        )
+        new = audit(call, self.accumulator, wanted, self._declared, self._samples)
+        outer = self.accumulator.current
+        if self._transform is not None and new.counted != new.examples:
+            self._transform.refuse_left_out(new.counted, new.examples)
         if outer is not None:  # a re-entrant checkpoint's own backward: its uses belong to the outer pass
             new.join(outer)
         else:
-            self.ledger.likelihood = is_likelihood(call.roots)
-            self.ledger.loss = added_loss(self.ledger.loss, call)
-        self.ledger.current = new
+            self.accumulator.likelihood = is_likelihood(call.roots)
+            self.accumulator.loss = added_loss(self.accumulator.loss, call)
+        self.accumulator.current = new
         try:
             # Another block around this one wants to see it too.
             nested = any(isinstance(mode, Interception) for mode in active_modes())
             result = func(*args, **kwargs) if nested else call.run(self)
         except BaseException:
-            self.withdraw()  # after an interrupt as the eyes were opened or closed
+            self.withdraw()  # after an interrupt while the mode was entered or left
             raise
         finally:
-            self.ledger.current = outer
+            self.accumulator.current = outer
         if outer is None:
-            self.ledger.settle(new)
+            self.accumulator.settle(new)
         return result
 
 

@@ -20,7 +20,7 @@ from credo.curvature.capture import Statistics
 from credo.curvature.factors import SHARINGS
 from credo.curvature.intercept import Interception, Watch
 from credo.curvature.rule import Operation, Outputs, PerExampleGradient, Pieces
-from credo.curvature.tracking import Source, WatchedParameters, subjects_of
+from credo.curvature.tracking import ParameterSource, WatchedParameters, watched_parameters
 from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
 
 
@@ -45,11 +45,13 @@ class Factoring:
         self.layers: dict[int, LayerSums] = {}
         self.reused: list[Tensor] = []  # weights of layers that were used more than once
         self.recording = True
-        self.ledger: SquareAccumulator  # of the block it works in
+        self.accumulator: SquareAccumulator  # of the block it works in
         self._sharing = sharing
         self.needs_rules = False  # operations without one keep their squares
 
-    def apply(self, operation: Operation, sources: tuple[Source | None, ...], watch: Watch) -> object:
+    def apply(
+        self, operation: Operation, sources: tuple[ParameterSource | None, ...], watch: Watch
+    ) -> object:
         weight = None if operation.layer is None else sources[operation.layer[0]]
         has_factors = weight is not None and weight.is_parameter
         return watch(Factored(operation, sources, self) if has_factors else operation, sources)
@@ -74,8 +76,8 @@ class Factoring:
             "them. Leave examples without a loss out of the batch, before the model."
         )
 
-    def take(self, operation: Operation, sources: Sequence[Source | None], pieces: Pieces) -> Pieces:
-        """Notes the factors of a layer's only use, and leaves plain gradients in place of its contributions."""
+    def take(self, operation: Operation, sources: Sequence[ParameterSource | None], pieces: Pieces) -> Pieces:
+        """Notes the factors of a layer's only use, and leaves plain gradients in place of per-example ones."""
         assert operation.layer is not None
         slot, bias_slot = operation.layer
         piece, source = pieces[slot], sources[slot]
@@ -87,14 +89,14 @@ class Factoring:
             return pieces
         if self.recording:
             self._note(weight, bias, piece)
-        self.ledger.require_pass().squared.update(map(id, members))
+        self.accumulator.require_pass().squared.update(map(id, members))
         slots = {slot} if bias is None else {slot, bias_slot}
         return [
             p.total() if k in slots and isinstance(p, PerExampleGradient) else p for k, p in enumerate(pieces)
         ]
 
     def _only_use(self, members: list[Tensor]) -> bool:
-        current = self.ledger.require_pass()
+        current = self.accumulator.require_pass()
         if not all(id(p) in current.wanted for p in members):
             return False
         single = all(id(p) in current.single for p in members)
@@ -102,7 +104,9 @@ class Factoring:
             self.reused.append(members[0])
         return single
 
-    def _bias(self, source: Source | None, piece: Tensor | PerExampleGradient | None) -> Tensor | None:
+    def _bias(
+        self, source: ParameterSource | None, piece: Tensor | PerExampleGradient | None
+    ) -> Tensor | None:
         """The bias that belongs to the layer: a parameter itself, whose gradient is asked for."""
         asked = source is not None and source.is_parameter and isinstance(piece, PerExampleGradient)
         return source.roots[0] if asked and source is not None else None
@@ -120,7 +124,9 @@ class Factoring:
 class Factored(Operation):
     """An operation with a weight, a bias and Kronecker factors; runs as the operation itself."""
 
-    def __init__(self, operation: Operation, sources: tuple[Source | None, ...], factoring: Factoring):
+    def __init__(
+        self, operation: Operation, sources: tuple[ParameterSource | None, ...], factoring: Factoring
+    ):
         self._operation, self._sources, self._factoring = operation, sources, factoring
         self.tensors, self.parameter_slots = operation.release(), operation.parameter_slots
         self.name, self.layer = operation.name, operation.layer
@@ -137,7 +143,7 @@ class Factored(Operation):
 
 
 @dataclass
-class Found:
+class FactorSums:
     """Sums over `examples`; `unit` makes a mean of squares of what was sent back, Σ rrᵀ or Σ r²."""
 
     layers: dict[int, LayerSums]
@@ -154,38 +160,39 @@ class FactorStatistics(Statistics):
     """
 
     def __init__(self, factoring: Factoring, reduction: str, fisher: bool):
-        super().__init__(factoring.ledger, reduction, 1.0)
+        super().__init__(factoring.accumulator, reduction, 1.0)
         self.factoring = factoring
         factoring.recording = not fisher
-        self._fisher: Found | None = Found({}, {}, 0, 1.0) if fisher else None
+        self._fisher: FactorSums | None = FactorSums({}, {}, 0, 1.0) if fisher else None
 
-    def found(self) -> Found:
+    def found(self) -> FactorSums:
         if self._fisher is not None:
             return self._fisher
         squares, factor = self.raw()
-        return Found(self.factoring.layers, squares, self.examples, factor / max(self.examples, 1))
+        return FactorSums(self.factoring.layers, squares, self.examples, factor / max(self.examples, 1))
 
     def observe(self, loss: Tensor, parameters: list[Tensor]) -> None:
         """The factors of `loss`, a sum over the examples, by a backward pass of its own; the graph stays."""
-        ledger, own = self._ledger, self._fisher
+        accumulator, own = self._accumulator, self._fisher
         assert own is not None
-        before = ledger.squares, ledger.examples, ledger.loss
-        ledger.squares, ledger.examples = {}, 0
-        declared, ledger.reduction = ledger.reduction, None  # this one is a sum, whatever the user's is
+        before = accumulator.squares, accumulator.examples, accumulator.loss
+        accumulator.squares, accumulator.examples = {}, 0
+        declared = accumulator.reduction
+        accumulator.reduction = None  # this one is a sum, whatever the user's is
         self.factoring.recording = True
         try:
             torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
-            own.layers, own.examples = self.factoring.layers, own.examples + ledger.examples
-            own.squares = {k: own.squares.get(k, 0) + square for k, square in ledger.squares.items()}
+            own.layers, own.examples = self.factoring.layers, own.examples + accumulator.examples
+            own.squares = {k: own.squares.get(k, 0) + square for k, square in accumulator.squares.items()}
         finally:
-            self.factoring.recording, ledger.reduction = False, declared
-            ledger.squares, ledger.examples, ledger.loss = before
+            self.factoring.recording, accumulator.reduction = False, declared
+            accumulator.squares, accumulator.examples, accumulator.loss = before
         own.unit = 1 / max(own.examples, 1)
 
 
 @contextmanager
 def watching_factors(
-    subjects: WatchedParameters,
+    parameters: WatchedParameters,
     reduction: str,
     sharing: str = "expand",
     examples: int | None = None,
@@ -193,14 +200,14 @@ def watching_factors(
 ) -> Iterator[FactorStatistics]:
     """A block in which backward passes also give Kronecker factors, and squares for what has none."""
     factoring = Factoring(sharing)
-    interception = Interception(subjects, examples, factoring, reduction)
-    factoring.ledger = interception.ledger
+    interception = Interception(parameters, examples, factoring, reduction)
+    factoring.accumulator = interception.accumulator
     try:
         with interception:
             yield FactorStatistics(factoring, reduction, fisher)
-        interception.ledger.check_shares()
+        interception.accumulator.check_shares()
     finally:
-        interception.ledger.closed = True
+        interception.accumulator.closed = True
 
 
 def kronecker_factors(
@@ -215,24 +222,24 @@ def kronecker_factors(
 
     vec is column-stacked: A ⊗ G stands for the mean of vec(∇[W b])vec(∇[W b])ᵀ. `sharing` says how the
     positions of one example are treated, "expand" or "reduce". Linear layers and convolutions are in it (with groups,
-    as stacks of matrices); one that is used more than once has no such factors and is refused. `.grad` is left alone.
+    as stacks of matrices); one that is used more than once has no such factors and raises. `.grad` is left alone.
     """
     if reduction not in ("mean", "sum"):
         raise InvalidValue(f"reduction must be 'mean' or 'sum', as the loss is; got {reduction!r}.")
     if sharing not in SHARINGS:
         raise InvalidValue(f"sharing must be one of {', '.join(map(repr, SHARINGS))}; got {sharing!r}.")
-    subjects = subjects_of(model)
-    with watching_factors(subjects, reduction, sharing, examples) as stats:
+    parameters = watched_parameters(model)
+    with watching_factors(parameters, reduction, sharing, examples) as stats:
         value = loss()
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise InvalidType(f"loss must return one number, the {reduction} over examples; got {got}.")
-        torch.autograd.grad(value.sum(), list(subjects.watched.values()), allow_unused=True)
-    _refuse_reused(stats.factoring.reused, subjects.names())
-    found, names = stats.found(), subjects.names()
+        torch.autograd.grad(value.sum(), list(parameters.watched.values()), allow_unused=True)
+    _refuse_reused(stats.factoring.reused, parameters.names())
+    found, names = stats.found(), parameters.names()
     return {
         layer_name(names[id(p)]): (sums.inputs / found.examples, sums.outputs * found.unit)
-        for p in subjects.watched.values()
+        for p in parameters.watched.values()
         if (sums := found.layers.get(id(p)))
     }
 

@@ -39,18 +39,18 @@ class Single(NamedTuple):
     example: int
 
 
-class Batch:
+class WholeBatch:
     """The kind of a tensor that all examples have gone into: a statistic of the batch, or the loss."""
 
 
-BATCH = Batch()
-Layout = Rows | Single | Batch | None  # None: no example is in it
+WHOLE_BATCH = WholeBatch()
+Layout = Rows | Single | WholeBatch | None  # None: no example is in it
 
 
 def labelled(axis: int, label: Sequence[int], examples: int) -> Rows:
     """A dimension whose positions belong to these examples, of so many in the batch."""
     known, size = tuple(label), len(label)
-    if size and size % examples == 0:  # as it was before somebody took it apart
+    if size and size % examples == 0:  # as it was before it was taken apart
         inner = size // examples
         if known == tuple(i for i in range(examples) for _ in range(inner)):
             return Rows(axis, 1, examples, inner)

@@ -22,7 +22,7 @@ from credo.curvature.rules.embedding import Embedding
 from credo.curvature.rules.linear import AddMM, Linear, RightProduct
 from credo.curvature.rules.normalisation import BatchNorm
 from credo.curvature.stacked_layers import StackedConvolution, StackedLinear, as_one_call
-from credo.curvature.tracking import PICKS, Source, tensors_in
+from credo.curvature.tracking import PICKS, ParameterSource, tensors_in
 from credo.curvature.vmap import Level, Placed, is_loss_of_rows, refuse_backward
 from credo.errors import EmptyBatch, UnsupportedOperation
 from credo.kernels.scratch import expect_large_blocks
@@ -39,7 +39,7 @@ _FREE_OF_WEIGHTS = (Linear, Convolution, TransposedConvolution, RightProduct, Ad
 
 
 class Joined(PerExampleGradient):
-    """The contributions of the slices, one after the other."""
+    """The gradients of the slices, one after the other."""
 
     def __init__(self, parts: list[PerExampleGradient]):
         self.examples = sum(part.examples for part in parts)
@@ -118,8 +118,8 @@ class Sliced(Operation):
         self, grads: Any, needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
     ) -> Pieces:
         rows = self.lead // examples  # of one example
-        shares = zip(*(self._shares(g, k) for k, g in enumerate(grads)), strict=True)
-        cuts = zip(self._parts, self._cut(saved), shares, self._sizes, strict=True)
+        gradients = zip(*(self._gradients(g, k) for k, g in enumerate(grads)), strict=True)
+        cuts = zip(self._parts, self._cut(saved), gradients, self._sizes, strict=True)
         pieces = [part.backward(g, needed, size // rows, cut) for part, cut, g, size in cuts]
         joined = [
             _join(list(parts), self._inner.example_axis(k), k in self._data)
@@ -129,7 +129,7 @@ class Sliced(Operation):
             joined[0] = joined[0].flatten(0, 1)
         return joined
 
-    def _shares(self, grad: Tensor | None, number: int) -> Sequence[Tensor | None]:
+    def _gradients(self, grad: Tensor | None, number: int) -> Sequence[Tensor | None]:
         """The gradient of one result, slice by slice."""
         if grad is None:
             return [None] * len(self._sizes)
@@ -269,7 +269,7 @@ class StackedWeights:
             _refuse_vectorised("batch_norm")
         return func(*args, **kwargs)
 
-    def apply(self, operation: Operation, sources: tuple[Source | None, ...], watch: Watch) -> Any:
+    def apply(self, operation: Operation, sources: tuple[ParameterSource | None, ...], watch: Watch) -> Any:
         """Runs a watched operation with each example's own weights."""
         if operation.lead == 0:
             raise EmptyBatch("the batch is empty: there is no example to give a sample to. Skip it.")
@@ -286,9 +286,12 @@ class StackedWeights:
             if one_product and (common or (place == 0 and x.dim() == 3)):
                 return watch(self._product(tensors, common), sources), 0
             columns = zip(tensors, places, sources, strict=True)
-            twin = operation.on([self._fold(operation, slot, *column) for slot, column in enumerate(columns)])
-            twin.lead, twin.merged_from = operation.lead * self._samples, merged and merged * self._samples
-            return self._unfold(operation, watch(self._slice(twin, sources), sources))
+            folded = operation.on(
+                [self._fold(operation, slot, *column) for slot, column in enumerate(columns)]
+            )
+            folded.lead = operation.lead * self._samples
+            folded.merged_from = merged and merged * self._samples
+            return self._unfold(operation, watch(self._slice(folded, sources), sources))
 
         return self._level.physically(physical, operation.tensors)
 
@@ -333,7 +336,7 @@ class StackedWeights:
         return None
 
     def _fold(
-        self, operation: Operation, slot: int, tensor: Any, dim: int | None, source: Source | None
+        self, operation: Operation, slot: int, tensor: Any, dim: int | None, source: ParameterSource | None
     ) -> Any:
         """(K, M, …) → (K·M, …) for data; what all samples share is repeated."""
         axis = operation.example_axis(slot)
@@ -368,7 +371,7 @@ class StackedWeights:
         if self._level.active:
             refuse_backward()
 
-    def _slice(self, operation: Operation, sources: tuple[Source | None, ...]) -> Operation:
+    def _slice(self, operation: Operation, sources: tuple[ParameterSource | None, ...]) -> Operation:
         """The operation with as many weights as there are slices; one product, or one call of a kernel, if it can."""
         x, rows_are_examples = operation.tensors[0], operation.merged_from is None
         if rows_are_examples and x is not None and self._all_stacked(operation.tensors):
@@ -415,7 +418,7 @@ def _is_merged(operation: Operation, rows: Tensor) -> bool:
     return operation.axis == 1 and rows.dim() == 2
 
 
-def _plainly(operation: Operation, sources: tuple[Source | None, ...]) -> Any:
+def _plainly(operation: Operation, sources: tuple[ParameterSource | None, ...]) -> Any:
     """Of an operation without parameters: autograd's own graph."""
     return operation.forward(*operation.release())[0]
 

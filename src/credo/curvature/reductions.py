@@ -2,7 +2,7 @@
 
 From the root down, as long as all examples are in it, the graph must be linear: the loss is Σᵢ cᵢ·lᵢ then. A mean node
 counts the rows that it is given, nll_loss those that it does not ignore, and a sum that is divided by a number must be
-divided by the number of rows that it was over. What cannot be read is refused.
+divided by the number of rows that it was over. What cannot be read raises.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from credo.curvature.accumulate import Share
 from credo.curvature.flow_lookup import operation_name
-from credo.curvature.layouts import Batch, Rows, Single, signed
+from credo.curvature.layouts import Rows, Single, WholeBatch, signed
 from credo.curvature.torch_private import creation_order, results_of, saved
 from credo.curvature.trace import LEAF, Trace
 from credo.errors import UnsupportedOperation
@@ -164,7 +164,7 @@ def places_of(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | No
         layout = trace.layout(node, root.output_nr)
         if isinstance(layout, (Rows, Single)):
             found.append(Place(node, -1, grad, layout, frozenset()))
-        elif isinstance(layout, Batch):
+        elif isinstance(layout, WholeBatch):
             _arrive(arrived, node, root.output_nr, grad, frozenset())
     while arrived:
         node = max(arrived, key=creation_order)
@@ -211,7 +211,7 @@ def _descend(
         if k >= len(layouts) or sent is None:
             continue
         child, place = node.next_functions[k]
-        if isinstance(layouts[k], Batch):
+        if isinstance(layouts[k], WholeBatch):
             _arrive(arrived, child, place, sent, divisors)
         elif layouts[k] is not None:
             found.append(Place(child, -1, sent, layouts[k], divisors))  # type: ignore[arg-type]
@@ -249,7 +249,7 @@ _NOTHING = Share(0.0, 0.0)
 
 
 def read_mean(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> Reading:
-    """For a loss that is a mean; refuses one that is a sum, or a weighted mean, or none of them."""
+    """For a loss that is a mean; raises on a sum, a weighted mean, or what is none of them."""
     terms = _Reader(trace, True).read_all(places_of(trace, roots, seeds))
     if not terms:
         return Reading(trace.examples * trace.samples, _NOTHING)
@@ -264,7 +264,7 @@ def read_mean(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | No
 
 
 def check_sum(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> None:
-    """For a loss that is declared to be a sum; refuses a mean."""
+    """For a loss that is declared to be a sum; raises on a mean."""
     _Reader(trace, False).read_all(places_of(trace, roots, seeds))
 
 

@@ -14,15 +14,14 @@ from credo.errors import UnsupportedOperation
 
 if TYPE_CHECKING:
     from credo.curvature.accumulate import SquareAccumulator
-    from credo.curvature.tracking import Provenance, Source
+    from credo.curvature.tracking import ParameterSource, Provenance
 
 # ────────────────────────────────────────
 # What one use of one parameter leaves behind: enough to rebuild any example's gradient.
 #
-# An operation's backward pass gives, for each parameter it used, a `PerExampleGradient`. Written rᵢ for
-# example i's share of the gradient, it can say three things: Σᵢ rᵢ, Σᵢ rᵢ and Σᵢ rᵢ² together, and the
-# rᵢ of a few examples. The first two are fast; the last serves parameters that are used more than
-# once, where the shares of all uses must be added before they are squared.
+# An operation's backward pass gives a `PerExampleGradient` for each parameter it used. With rᵢ the gradient of
+# example i, it gives three things: Σᵢ rᵢ; Σᵢ rᵢ and Σᵢ rᵢ² together; the rᵢ of a few examples. The first two are
+# fast. The last is for parameters that are used more than once: all uses are added before they are squared.
 
 # The scratch one chunk of per-example gradients may take: it stays in the cache, and bounds memory.
 CHUNK_BYTES = 8 * 2**20
@@ -61,18 +60,18 @@ class PerExampleGradient(ABC):
 class Stacked(PerExampleGradient):
     """The rᵢ themselves, for parameters so small that (M, *shape) is no larger than an activation."""
 
-    def __init__(self, shares: Tensor):
-        self.examples = len(shares)
-        self._shares = shares  # (M, *shape)
+    def __init__(self, gradients: Tensor):
+        self.examples = len(gradients)
+        self._gradients = gradients  # (M, *shape)
 
     def total(self) -> Tensor:
-        return self._shares.sum(0)
+        return self._gradients.sum(0)
 
     def total_and_squares(self) -> tuple[Tensor, Tensor]:
-        return self._shares.sum(0), widen(self._shares).square().sum(0)
+        return self._gradients.sum(0), widen(self._gradients).square().sum(0)
 
     def per_example(self, start: int, stop: int) -> Tensor:
-        return self._shares[start:stop]
+        return self._gradients[start:stop]
 
 
 def widen(tensor: Tensor) -> Tensor:
@@ -96,9 +95,9 @@ def chunked_sums(per_example: PerExample, examples: int, like: Tensor) -> tuple[
     """Σᵢ rᵢ and Σᵢ rᵢ², a chunk at a time; `like` has the parameter's shape and a wide enough dtype."""
     total, squares = torch.zeros_like(like), torch.zeros_like(like)
     for start, stop in chunks(examples, like.numel() * like.element_size()):
-        shares = per_example(start, stop).to(like.dtype)
-        total += shares.sum(0)
-        squares += shares.square().sum(0)
+        gradients = per_example(start, stop).to(like.dtype)
+        total += gradients.sum(0)
+        squares += gradients.square().sum(0)
     return total, squares
 
 
@@ -128,7 +127,7 @@ class Operation(ABC):
     merged_from: int | None = None  # how many there were before a view merged them with another dimension
     layer: tuple[int, int] | None = None  # slots of a weight with Kronecker factors, and of its bias
     axis: int = 0  # where the examples are: 1 inside attention, whose rows are (T, M, d) or (T·M, d)
-    watched_sources: "tuple[Source | None, ...]"  # which are in its slots
+    watched_sources: "tuple[ParameterSource | None, ...]"  # which are in its slots
     watched_keys: tuple[int, ...] = ()  # ids of what is in its slots, if these are all parameters themselves
     watched_by: "SquareAccumulator"
     watched_order: int  # among the calls of the block
@@ -145,7 +144,7 @@ class Operation(ABC):
     def backward(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
     ) -> Pieces:
-        """For each of `tensors`: its gradient, a contribution, or None; `saved` is tensors, then extras."""
+        """For each of `tensors`: its gradient, a `PerExampleGradient`, or None; `saved` is tensors, then extras."""
 
     def sums(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
@@ -175,9 +174,9 @@ class Operation(ABC):
 
     def on(self, tensors: Sequence[Tensor | None]) -> "Operation":
         """The same operation on other tensors."""
-        twin = copy(self)
-        twin.tensors = tuple(tensors)
-        return twin
+        other = copy(self)
+        other.tensors = tuple(tensors)
+        return other
 
     def count_examples(self, rows: Tensor) -> None:
         """Takes the number of examples from the leading dimension of `rows`."""

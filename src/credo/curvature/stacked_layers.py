@@ -16,7 +16,7 @@ from torch import Tensor
 
 from credo.curvature.rule import Operation, Outputs, PerExampleGradient, Pieces, Sums, widen
 from credo.curvature.rules.convolution import Convolution, movement
-from credo.curvature.rules.linear import OuterProducts, bias_shares
+from credo.curvature.rules.linear import OuterProducts, bias_gradient
 from credo.curvature.torch_private import is_any_autocast_enabled
 from credo.kernels import linear as kernel
 from credo.kernels.stacked_convolution import Flat, Pair, Stacked, stacked
@@ -78,7 +78,7 @@ class StackedLinear(Operation):
         return (
             self._input_gradient(rows, x.shape) if needed[0] else None,
             weight if needed[1] else None,
-            bias_shares(rows) if needed[2] else None,
+            bias_gradient(rows) if needed[2] else None,
         )
 
     def sums(

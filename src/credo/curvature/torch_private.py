@@ -7,7 +7,7 @@ A new version of torch is tried against this file: `make test-torch VERSION=2.15
     is_any_autocast_enabled       one question a layer in a backward pass  is_autocast_enabled: one for each device
     are_transforms_active         whether vmap or grad runs                nothing
     active_modes                  blocks in blocks, interrupted exits      nothing
-    compiled_module_type          compiled modules are refused             nothing
+    compiled_module_type          errors about compiled modules            nothing
     without_override              operations in torch's Python functions   a mode sees such a function as a whole
     around_engine, run_engine     the forward that a checkpoint repeats    a mode would see backward's own questions too
     node_type                     the watched nodes of a graph             nothing, before there is a node
@@ -57,7 +57,7 @@ def compiled_module_type() -> type | None:
 
 # ────────────────────────────────────────
 # Torch's functions that are written in Python. Such a function (F.multi_head_attention_forward, say) first asks
-# whether somebody overrides it, and hands itself over as a whole. What is watched are the operations in its body:
+# whether it is overridden, and hands itself over as a whole. What is watched are the operations in its body:
 # `without_override` gives the same code with that question answered by no.
 
 _QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")

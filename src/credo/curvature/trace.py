@@ -1,8 +1,8 @@
 """Follows the examples through the graph of a loss, from the watched operations to the root.
 
 Row i of a watched operation's result is example i. Every operation after it, up to the loss, must keep the examples
-apart, or what comes back to row i is not example i's share. Statistics of the batch (a mean over the examples that is
-subtracted from each of them) count as those of BatchNorm do.
+apart, or what comes back to row i is not example i's gradient. Statistics of the batch (a mean over the examples that
+is subtracted from each of them) count as those of BatchNorm do.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from credo.curvature.flow_lookup import (
     probed,
 )
 from credo.curvature.flows import Mixed, same
-from credo.curvature.layouts import BATCH, Layout, Rows
+from credo.curvature.layouts import WHOLE_BATCH, Layout, Rows
 from credo.curvature.rule import Operation
 from credo.curvature.rules import Generic
 from credo.curvature.rules.elementwise import Elementwise
@@ -54,7 +54,7 @@ class Trace:
     ):
         self.examples = examples
         self.samples = samples  # in front of the examples, where several are computed at once
-        # Layouts that are known already are looked up only if somebody asks for them.
+        # Layouts that are known already are looked up only if they are asked for.
         self._layouts: dict[Any, Layout | list[Layout]] = {}
         self._known = known
         if known is not None:
@@ -280,7 +280,7 @@ class Structure:
     def __init__(self, trace: Trace, nodes: Sequence[Any]):
         self.layouts = [trace.result_layouts(node) for node in nodes]
         self._plain, name = False, operation_name(type(nodes[0]))
-        if nodes.count(None) == 0 and trace.result_layouts(nodes[0]) is BATCH:
+        if nodes.count(None) == 0 and trace.result_layouts(nodes[0]) is WHOLE_BATCH:
             rows = trace.arguments(nodes[0])[0]
             whole = isinstance(rows, Rows) and rows.label is None
             self._plain = whole and (name == "Mean" or saved(nodes[0], "reduction", 0) == 1)

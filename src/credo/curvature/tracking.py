@@ -61,7 +61,7 @@ PICKS = SELECTIONS | {
 }
 
 
-class Source:
+class ParameterSource:
     """A tensor that stands for parameters: a watched parameter itself, or one derived from some (its `roots`)."""
 
     __slots__ = ("_roots", "at_once", "is_parameter", "key", "selects", "tensor")
@@ -79,26 +79,26 @@ class Source:
     def roots(self) -> tuple[Tensor, ...]:
         return self._roots or (self.tensor,)
 
-    def pull(self, shares: Tensor, root: Tensor) -> Tensor:
+    def pull(self, gradients: Tensor, root: Tensor) -> Tensor:
         """Gradients (m, *shape) with respect to this tensor, as gradients (m, *root.shape) of a root."""
         if self.is_parameter:
-            return shares
-        shares = shares.to(self.tensor.dtype)
+            return gradients
+        gradients = gradients.to(self.tensor.dtype)
         try:
             (pulled,) = torch.autograd.grad(
-                self.tensor, root, shares, retain_graph=True, is_grads_batched=True, allow_unused=True
+                self.tensor, root, gradients, retain_graph=True, is_grads_batched=True, allow_unused=True
             )
         except RuntimeError:  # no batching rule for an operation in the private graph
-            rows = [self.pull_one(share, root) for share in shares]
-            return torch.stack(rows) if rows else shares.new_zeros((0, *root.shape))
-        return shares.new_zeros((len(shares), *root.shape)) if pulled is None else pulled
+            rows = [self.pull_one(gradient, root) for gradient in gradients]
+            return torch.stack(rows) if rows else gradients.new_zeros((0, *root.shape))
+        return gradients.new_zeros((len(gradients), *root.shape)) if pulled is None else pulled
 
-    def pull_one(self, share: Tensor, root: Tensor) -> Tensor:
+    def pull_one(self, gradient: Tensor, root: Tensor) -> Tensor:
         """One gradient with respect to this tensor, as a gradient of a root."""
         if self.is_parameter:
-            return share
-        share = share.to(self.tensor.dtype)
-        (pulled,) = torch.autograd.grad(self.tensor, root, share, retain_graph=True, allow_unused=True)
+            return gradient
+        gradient = gradient.to(self.tensor.dtype)
+        (pulled,) = torch.autograd.grad(self.tensor, root, gradient, retain_graph=True, allow_unused=True)
         return torch.zeros_like(root) if pulled is None else pulled
 
 
@@ -109,7 +109,7 @@ class Derived(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, source: Source, *roots: Tensor) -> Tensor:
+    def forward(ctx: Any, source: ParameterSource, *roots: Tensor) -> Tensor:
         ctx.source = source
         return source.tensor.detach()
 
@@ -123,7 +123,7 @@ class Derived(torch.autograd.Function):
         return None, *pulled
 
 
-def _hand_out(source: Source) -> Tensor:
+def _hand_out(source: ParameterSource) -> Tensor:
     """A derived tensor for the user's graph; below vmap, because parameters are the same for all samples."""
     if are_transforms_active():
         with below_transform():
@@ -135,8 +135,8 @@ def _hand_out(source: Source) -> Tensor:
 class Provenance:
     """Knows, by identity, the tensors that stand for parameters and those that are constant."""
 
-    def __init__(self, sources: Mapping[int, Source], constants: Mapping[int, Tensor]):
-        self.sources: dict[int, Source] = dict(sources)
+    def __init__(self, sources: Mapping[int, ParameterSource], constants: Mapping[int, Tensor]):
+        self.sources: dict[int, ParameterSource] = dict(sources)
         self.constants: dict[int, Any] = dict(constants)
         self._alive: dict[int, Any] = {}
         self.complex = False  # whether any source is, which a parameter itself never is
@@ -149,7 +149,7 @@ class Provenance:
                 return True
         return False
 
-    def source(self, tensor: Tensor | None) -> Source | None:
+    def source(self, tensor: Tensor | None) -> ParameterSource | None:
         return self.sources.get(id(tensor))
 
     def knows(self, tensor: Tensor) -> bool:
@@ -180,11 +180,11 @@ class Provenance:
             self.add_constant(result)
         return result
 
-    def derive(self, result: Tensor, parents: list[Source], selects: bool) -> Tensor:
+    def derive(self, result: Tensor, parents: list[ParameterSource], selects: bool) -> Tensor:
         """Hands out a derived tensor in place of `result`, whose graph stays private."""
         roots = tuple({id(root): root for parent in parents for root in parent.roots}.values())
         selects = selects and len(parents) == 1 and parents[0].selects
-        source = Source(result, roots, selects)
+        source = ParameterSource(result, roots, selects)
         self.complex = self.complex or result.is_complex()
         public = _hand_out(source)
         self.sources[id(public)] = source
@@ -238,7 +238,7 @@ class WatchedParameters:
     ):
         self.names = names
         self.watched: dict[int, Tensor] = {}
-        self.sources: dict[int, Source] = {}
+        self.sources: dict[int, ParameterSource] = {}
         self.constants: dict[int, Tensor] = {}
         for constant in constants:
             if constant is not None:
@@ -255,10 +255,10 @@ class WatchedParameters:
                     "parts in a real one, and use torch.view_as_complex of it."
                 )
             else:
-                self.watched[key], self.sources[key] = p, Source(p)
+                self.watched[key], self.sources[key] = p, ParameterSource(p)
 
 
-def subjects_of(parameters: Parameters) -> WatchedParameters:
+def watched_parameters(parameters: Parameters) -> WatchedParameters:
     """Reads a module, parameters() or named_parameters(); anything else is an error that says what it got."""
     if isinstance(parameters, torch.nn.Module):
         held, buffers = _contents(parameters)
@@ -311,7 +311,7 @@ def _names(module: torch.nn.Module) -> dict[int, str]:
 
 
 def _look_at(part: torch.nn.Module, module: torch.nn.Module) -> None:
-    """Refuses a part of the module that is opaque; one that is not never is."""
+    """Raises on a part of the module that is compiled or scripted."""
     if kind := _opacity(type(part)):
         name = next(name for name, other in module.named_modules() if other is part)
         raise UnsupportedOperation(

@@ -22,7 +22,7 @@ Size = int | Sequence[int]
 _CONVOLUTIONS: tuple[Callable[..., Tensor], ...] = (torch.conv1d, torch.conv2d, torch.conv3d)
 
 
-class ConvolutionShares(PerExampleGradient):
+class ConvolutionGradient(PerExampleGradient):
     """rᵢ: the gradient of the weight of a convolution from x to where g lives, example by example."""
 
     def __init__(self, x: Tensor, g: Tensor, geometry: Geometry):
@@ -90,7 +90,7 @@ class Convolution(Operation):
             gx = F.pad(gx, [-amount for amount in before])
         return (
             gx,
-            ConvolutionShares(x, g, at) if needed[1] else None,
+            ConvolutionGradient(x, g, at) if needed[1] else None,
             Stacked(g.flatten(2).sum(2)) if needed[2] else None,
         )
 
@@ -134,7 +134,7 @@ class TransposedConvolution(Operation):
         gx = function(g, weight, None, at.stride, at.padding, at.dilation, at.groups) if needed[0] else None
         return (
             gx,
-            ConvolutionShares(g, x, at) if needed[1] else None,
+            ConvolutionGradient(g, x, at) if needed[1] else None,
             Stacked(g.flatten(2).sum(2)) if needed[2] else None,
         )
 

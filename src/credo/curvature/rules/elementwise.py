@@ -1,7 +1,7 @@
 """Sums, differences, products and quotients with a bare parameter, and PReLU.
 
 A class token, a layer scale, a positional table or a hand-written bias meets the examples in such an
-operation. The gradient with respect to the broadcast operand is elementwise; example i's share is
+operation. The gradient with respect to the broadcast operand is elementwise; example i's gradient is
 its row of it, summed over what was broadcast.
 """
 

@@ -14,7 +14,7 @@ from credo.curvature.rules.registry import register_rule
 from credo.errors import UnsupportedOperation
 
 
-class TokenShares(PerExampleGradient):
+class EmbeddingGradient(PerExampleGradient):
     """From tokens (M, T) and g (M, T, d); `padding` is the token without a gradient, −1 for none."""
 
     def __init__(self, tokens: Tensor, g: Tensor, rows: int, padding: int):
@@ -38,8 +38,8 @@ class TokenShares(PerExampleGradient):
 
     def per_example(self, start: int, stop: int) -> Tensor:
         tokens, g = self._tokens[start:stop], self._g[start:stop]
-        shares = g.new_zeros(len(tokens), self._rows, g.shape[-1])
-        return shares.scatter_add_(1, tokens.unsqueeze(-1).expand_as(g), g)
+        gradients = g.new_zeros(len(tokens), self._rows, g.shape[-1])
+        return gradients.scatter_add_(1, tokens.unsqueeze(-1).expand_as(g), g)
 
 
 @register_rule(torch.embedding)
@@ -76,4 +76,4 @@ class Embedding(Operation):
         g = grads[0]
         assert g is not None
         tokens = indices.reshape(examples, -1).long()
-        return TokenShares(tokens, g.reshape(*tokens.shape, -1), len(weight), self._padding), None
+        return EmbeddingGradient(tokens, g.reshape(*tokens.shape, -1), len(weight), self._padding), None

@@ -1,6 +1,6 @@
 """The answer for every operation without a rule: exact, and slower.
 
-Example i's share of a parameter's gradient is what row i of the output sends back. Where the output
+Example i's gradient with respect to a parameter is what row i of the output sends back. Where the output
 rows can be computed one by one from the rows of the inputs, that is done (vectorised if torch can),
 and checked against the output; otherwise each row's gradient is sent back through the whole operation.
 """
@@ -64,10 +64,10 @@ class Generic(Operation):
         return self._result, any(isinstance(out, Tensor) and out.requires_grad for out in self._outputs)
 
     def on(self, tensors: Sequence[Tensor | None]) -> "Operation":
-        twin = copy(self)
-        twin.tensors = tuple(tensors)
-        twin.run()
-        return twin
+        other = copy(self)
+        other.tensors = tuple(tensors)
+        other.run()
+        return other
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
         first = self._outputs[0]
@@ -131,9 +131,9 @@ class RowByRow(PerExampleGradient):
         return self._total, chunked_sums(self.per_example, self.examples, like)[1]
 
     def per_example(self, start: int, stop: int) -> Tensor:
-        shares = [self._sliced(i) for i in range(start, stop)]
+        gradients = [self._sliced(i) for i in range(start, stop)]
         return torch.stack(
-            [self._masked(i) if s is None else s for i, s in zip(range(start, stop), shares, strict=True)]
+            [self._masked(i) if s is None else s for i, s in zip(range(start, stop), gradients, strict=True)]
         )
 
     def _sliced(self, example: int) -> Tensor | None:
@@ -149,10 +149,10 @@ class RowByRow(PerExampleGradient):
                 if not self._same_rows(outs, start, stop):
                     return None
                 gs = [self._operation.rows(g, start, stop) for g in self._gs]
-                (share,) = torch.autograd.grad(outs, arguments[self._slot], gs)
+                (gradient,) = torch.autograd.grad(outs, arguments[self._slot], gs)
         except (RuntimeError, IndexError, ValueError):
             return None
-        return share
+        return gradient
 
     def _same_rows(self, outs: Sequence[Tensor], start: int, stop: int) -> bool:
         whole = [self._operation.rows(out.detach(), start, stop) for out in self._outs]
@@ -167,10 +167,10 @@ class RowByRow(PerExampleGradient):
         masked = [torch.zeros_like(g) for g in self._gs]
         for zero, g in zip(masked, self._gs, strict=True):
             self._operation.rows(zero, start, stop).copy_(self._operation.rows(g, start, stop))
-        (share,) = torch.autograd.grad(
+        (gradient,) = torch.autograd.grad(
             self._outs, self._operation._own[self._slot], masked, retain_graph=True
         )
-        return share
+        return gradient
 
 
 def _leaf(tensor: Tensor, shared: bool) -> Tensor:

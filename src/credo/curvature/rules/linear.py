@@ -79,7 +79,7 @@ class Linear(Operation):
         x, weight = saved[0].to(g.dtype), saved[1].to(g.dtype)
         gx = g @ weight if needed[0] else None
         x, g = by_example(x, examples, self.axis), by_example(g, examples, self.axis)
-        return gx, OuterProducts(x, g) if needed[1] else None, bias_shares(g) if needed[2] else None
+        return gx, OuterProducts(x, g) if needed[1] else None, bias_gradient(g) if needed[2] else None
 
     def sums(
         self, grads: tuple[Tensor | None, ...], needed: Sequence[bool], examples: int, saved: Sequence[Tensor]
@@ -124,8 +124,8 @@ class RightProduct(Operation):
         x, weight = saved[0].to(g.dtype), saved[1].to(g.dtype)
         columns = weight.view(len(weight), -1)  # a vector is one column
         g = g if weight.dim() == 2 else g.unsqueeze(-1)
-        shares = OuterProducts(by_example(g, examples), by_example(x, examples), weight.shape)
-        return g @ columns.T if needed[0] else None, shares if needed[1] else None
+        gradients = OuterProducts(by_example(g, examples), by_example(x, examples), weight.shape)
+        return g @ columns.T if needed[0] else None, gradients if needed[1] else None
 
 
 @register_rule(torch.addmm, torch.Tensor.addmm)
@@ -153,7 +153,7 @@ class AddMM(Operation):
         rows = by_example(g * self._alpha, examples)
         added: Tensor | PerExampleGradient = g * self._beta
         if saved[0].dim() == 1:
-            added = bias_shares(by_example(g * self._beta, examples))
+            added = bias_gradient(by_example(g * self._beta, examples))
         return (
             added if needed[0] else None,
             (g @ weight.T) * self._alpha if needed[1] else None,
@@ -161,6 +161,6 @@ class AddMM(Operation):
         )
 
 
-def bias_shares(rows: Tensor) -> Stacked:
+def bias_gradient(rows: Tensor) -> Stacked:
     """rᵢ = Σₜ gᵢₜ from (M, T, O) or (M, O)."""
     return Stacked(rows if rows.dim() == 2 else rows.sum(1))

@@ -3,7 +3,7 @@
     weight   rᵢ = Σₚ x̂ᵢₚ gᵢₚ        bias   rᵢ = Σₚ gᵢₚ        p over what the example broadcasts
 
 x̂ is computed again from the input, never by dividing the output by w, which may be zero. With
-BatchNorm in training mode examples interact; example i's gradient is its contribution through its
+BatchNorm in training mode examples interact; example i's gradient is what comes back through its
 own activations. These sum to the gradient.
 """
 
@@ -20,8 +20,8 @@ from credo.curvature.rules.registry import register_rule
 from credo.kernels import normalisation as kernel
 
 
-class BatchNormShares(PerExampleGradient):
-    """Both sums, already computed, and the shares (M, C) on request from x and g (M, C, …), mean and invstd."""
+class BatchNormGradient(PerExampleGradient):
+    """Both sums, already computed, and the gradients (M, C) on request from x and g (M, C, …), mean and invstd."""
 
     def __init__(self, sums: tuple[Tensor, Tensor], of_weight: bool, examples: int, *made_of: Tensor):
         self._sums, self._of_weight, self.examples, self._made_of = sums, of_weight, examples, made_of
@@ -95,8 +95,8 @@ class BatchNorm(Operation):
         made_of = (x, g, mean, invstd)
         return (
             gx,
-            BatchNormShares((a, squared_a), True, examples, *made_of) if needed[1] else None,
-            BatchNormShares((b, squared_b), False, examples, *made_of) if needed[2] else None,
+            BatchNormGradient((a, squared_a), True, examples, *made_of) if needed[1] else None,
+            BatchNormGradient((b, squared_b), False, examples, *made_of) if needed[2] else None,
         )
 
 
@@ -136,8 +136,8 @@ class AffineNorm(Operation):
         normed = self._norm(x, None, None) if needed[1] else g
         return (
             self._input_gradient(x, weight, bias, g) if needed[0] else None,
-            self._shares(g * normed, weight, examples) if needed[1] else None,
-            self._shares(g, bias, examples) if needed[2] else None,
+            self._gradients(g * normed, weight, examples) if needed[1] else None,
+            self._gradients(g, bias, examples) if needed[2] else None,
         )
 
     def _input_gradient(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, g: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class AffineNorm(Operation):
             (gx,) = torch.autograd.grad(out, leaf, g.to(out.dtype))
         return gx
 
-    def _shares(self, local: Tensor, parameter: Tensor, examples: int) -> PerExampleGradient:
+    def _gradients(self, local: Tensor, parameter: Tensor, examples: int) -> PerExampleGradient:
         if self._per_channel:
             return Stacked(local.flatten(2).sum(2) if local.dim() > 2 else local)
         local = local.reshape(examples, -1, *parameter.shape)

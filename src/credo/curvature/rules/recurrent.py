@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from credo.curvature.rule import Operation, Outputs, Pieces, examples_second
-from credo.curvature.rules.linear import OuterProducts, bias_shares
+from credo.curvature.rules.linear import OuterProducts, bias_gradient
 from credo.curvature.rules.registry import register_rule
 from credo.errors import UnsupportedOperation
 
@@ -48,7 +48,7 @@ def _relu(a: Tensor, b: Tensor, state: State) -> State:
 
 @dataclass
 class Unrolled:
-    """One layer in one direction, step by step, with what the weights' contributions need."""
+    """One layer in one direction, step by step, with what the weights' gradients need."""
 
     inputs: Tensor  # (T, M, I)
     nudges: list[
@@ -144,7 +144,7 @@ class Recurrent(Operation):
         pieces: list[Any] = [*asked[: self._first]]
         for run in runs:
             taken, filled = filled[: len(run.nudges)], filled[len(run.nudges) :]
-            pieces += self._contributions(run, taken)
+            pieces += self._weight_gradients(run, taken)
         return pieces
 
     def _rerun(
@@ -167,7 +167,7 @@ class Recurrent(Operation):
         last = [torch.stack(parts) for parts in zip(*(run.state for run in runs), strict=True)]
         return runs, [x.transpose(0, 1) if self._batch_first else x, *last]
 
-    def _contributions(self, run: Unrolled, grads: list[Tensor]) -> list[Any]:
+    def _weight_gradients(self, run: Unrolled, grads: list[Tensor]) -> list[Any]:
         """In the order of torch's flat weights: W_ih, W_hh, b_ih, b_hh, and the projection."""
         per_step = 3 if run.projected else 2
         alpha, beta, *rest = (_by_example(grads[k::per_step]) for k in range(per_step))
@@ -177,7 +177,7 @@ class Recurrent(Operation):
             OuterProducts(_by_example(run.hidden), beta),
         ]
         if self._biased:
-            pieces += [bias_shares(alpha), bias_shares(beta)]
+            pieces += [bias_gradient(alpha), bias_gradient(beta)]
         return pieces + [OuterProducts(_by_example(run.projected), part) for part in rest]
 
 
