@@ -268,3 +268,30 @@ def test_every_part_is_an_attribute_of_the_package() -> None:
     """Also those that are imported late; a new process, because a test may have imported them."""
     probe = subprocess.run([sys.executable, "-c", NAMES_PROBE], capture_output=True, text=True, cwd=ROOT)
     assert probe.returncode == 0, probe.stderr
+
+
+PICTURE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def table(heading: str) -> list[str]:
+    """The first cells of the table under a heading of docs/architecture.md."""
+    rows = re.findall(
+        r"^\| *(.*?) *\|", PICTURE.partition(f"## {heading}\n")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    return rows[2:]  # below the head and the line under it
+
+
+def test_the_picture_shows_who_may_import_whom() -> None:
+    assert [set(re.findall(r"`(\w+)`", row)) for row in table("Who may import whom")] == ORDER
+
+
+def test_the_picture_names_files_that_exist() -> None:
+    named = set(re.findall(r"\b((?:optim|curvature|kernels|distributed)/[\w/]*(?:\.py|/)?)", PICTURE))
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not (PACKAGE / name).exists()] == []
+
+
+def test_the_picture_has_every_file_of_the_engine() -> None:
+    folder = PACKAGE / "curvature"
+    there = {path.name for path in folder.glob("*.py")} - {"__init__.py"} | {"rules/"}
+    assert {row.strip("`") for row in table("The files of the engine")} == there
