@@ -33,7 +33,7 @@ def closure(model, x=X, y=Y):
     return lambda: F.cross_entropy(model(x), y, reduction="none")
 
 
-def first_numbers(name, model, optimizer, before, gradient, squares, c=0.3, r=0.006):
+def first_numbers(name, model, optimizer, before, gradient, squares, c=0.2, r=0.006):
     """The rule written out, for one tensor: α, γ, τ and δ after the first minibatch."""
     v = float(before.square().mean()) if before.dim() > 1 else max(float(before.square().mean()), 1e-4)
     h = float(squares.mean())
@@ -79,34 +79,57 @@ def test_the_noise_is_relative_to_the_weights(method, factor):
         assert 0.5 < sigma / (0.3 / math.sqrt(2) * rms) < 2
 
 
+def followed(progress, loss, steps, passes=0.05):
+    for _ in range(steps):
+        progress.follow(loss, passes)
+    return progress
+
+
 def test_the_growth_of_the_noise_follows_the_loss():
-    progress = Progress()
-    for _ in range(20):
-        progress.follow(2.0, 0.05)
+    progress = followed(Progress(), 2.0, 20)
     assert (progress.first, progress.growth) == (2.0, 1.0)
-    for _ in range(200):
-        progress.follow(1.0, 0.05)
-    assert progress.growth == 1.0  # half of where it began
+    followed(progress, 1.0, 280)
+    assert progress.seen == pytest.approx(1.0, rel=0.01)  # 300 steps and 15 passes
+    followed(progress, 0.8, 200)
+    assert progress.growth == 1.0  # above 0.7 of it
     low = 0
     while progress.growth == 1.0:
         progress.follow(0.1, 0.05)
         low += 1
     assert low < 60  # until the mean has followed
     before = progress.growth
-    for _ in range(120):
-        progress.follow(0.1, 0.05)
+    followed(progress, 0.1, 120)
     assert progress.growth == pytest.approx(before + 120 * 0.05 / 3)
-    for _ in range(3):
-        progress.follow(100.0, 0.05)
+    followed(progress, 100.0, 3)
     assert progress.growth < before + 120 * 0.05 / 3
-    for _ in range(10_000):
-        progress.follow(0.1, 1.0)
+    followed(progress, 0.1, 10_000, passes=1.0)
     assert progress.growth == 20.0
     kept = Progress.of({"progress": progress.state()})
     assert kept == progress
     kept.follow(None, 1.0)
     assert kept == progress
     assert Progress.of({}) == Progress()
+
+
+def test_the_level_waits_for_passes_and_for_steps():
+    assert followed(Progress(), 1.0, 2_000, passes=0.001).seen is None  # two passes
+    assert followed(Progress(), 1.0, 299, passes=1.0).seen is None
+    assert followed(Progress(), 1.0, 300, passes=0.011).seen == pytest.approx(1.0)
+
+
+def test_few_examples_are_learnt_by_heart_before_the_level_is_known():
+    assert (
+        followed(followed(Progress(), 2.0, 20), 0.3, 200, passes=0.1).growth == 1.0
+    )  # above a tenth of the start
+    assert followed(followed(Progress(), 2.0, 20), 0.1, 200, passes=0.1).growth > 3.0
+
+
+def test_hard_examples_have_noise_below_the_start_of_the_loss_alone():
+    """A level near the start would let the noise grow before anything is learnt."""
+    progress = followed(Progress(), 2.0, 400)
+    assert progress.seen == pytest.approx(2.0)
+    assert followed(progress, 1.0, 400).growth == 1.0  # 0.5 of the level, but above 0.45 of the start
+    assert followed(progress, 0.8, 400).growth > 1.0
 
 
 @pytest.mark.parametrize("form", ["closure", "block"])

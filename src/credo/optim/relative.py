@@ -4,15 +4,15 @@ A tensor of weights has a mean square v at the start, a mean curvature h̄ (of s
 first minibatch, an alignment a = rms(ĝ)/√h̄: 1 if all examples pull alike, 1/√M if each pulls for itself. With N the
 data size times ρ, L the number of weight matrices with noise, and G the growth of the noise, 1 at first:
 
-    γ = c·h̄                     c = 0.3: a small part of the precision is the tensor's mean, the rest each weight's own
+    γ = c·h̄                     c = 0.2: a small part of the precision is the tensor's mean, the rest each weight's own
     α = r·√v·(h̄ + γ)/(a·√h̄)     r = 0.006: a plain step moves a tensor by about r of its size
     τ = κ²·v·N·(h̄ + γ)          the noise is κ of the weights, whatever N and the curvature are
     κ = 0.3/√L·G                relative noise adds up over layers, so that of each falls with √L
     δ = 1/v                     a prior as wide as the weights at the start; no weight has more noise than that
 
-G grows while the training loss is far below where it began (see `progress`), if the loss is a likelihood (cross-entropy
-and the like). A squared error leaves the variance of the observations open, and noise in the weights adds to it: there
-G stays 1.
+G grows while the training loss is well below what it was when the examples had been seen a few times (see `progress`),
+if the loss is a likelihood (cross-entropy and the like). A squared error leaves the variance of the observations open,
+and noise in the weights adds to it: there G stays 1.
 """
 
 import math
@@ -26,7 +26,7 @@ from credo.kernels.lists import Numbers
 from credo.optim import arguments
 
 STEP = 0.006  # r
-DAMPING = 0.3  # c
+DAMPING = 0.2  # c
 KRONECKER_DAMPING = (
     1.0  # c: few directions of A ⊗ G hold nearly all of its mean, and it is known every tenth step only
 )
