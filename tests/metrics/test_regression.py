@@ -1,6 +1,7 @@
 """Scores of means and variances against their definitions: integrals and torch's own."""
 
 import math
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch.distributions import Normal
 
 from credo import metrics
 from credo.errors import InvalidType, InvalidValue
+from credo.predict import RegressionPrediction
 
 
 def numbers(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,3 +120,20 @@ def test_evaluate_refuses_what_it_cannot_score() -> None:
     values = SimpleNamespace(mean=torch.ones(1), variance=torch.ones(1))
     with pytest.raises(InvalidValue, match="ood is for"):
         metrics.evaluate(values, torch.ones(1), ood=values)
+
+
+def test_a_prediction_without_noise_is_warned_of() -> None:
+    """Its variance is that of the mean, and NLL and coverage ask for that of observations."""
+    mean, variance, y = numbers(20, 1)
+    with pytest.warns(UserWarning, match="without noise.*noise=variance"):
+        metrics.evaluate(RegressionPrediction(mean, variance, torch.zeros_like(mean), variance), y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metrics.evaluate(RegressionPrediction(mean, variance, variance / 2, variance / 2), y)
+        metrics.evaluate(SimpleNamespace(mean=mean, variance=variance), y)
+
+
+def test_a_mean_beside_a_variance_in_one_output_is_explained() -> None:
+    mean, variance, y = numbers(20, 2)
+    with pytest.raises(InvalidValue, match="noise='model'"):
+        metrics.evaluate(SimpleNamespace(mean=mean, variance=variance), y[:, 0])

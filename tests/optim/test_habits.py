@@ -33,6 +33,14 @@ HABITS = {
     ("VOGN", "N", 10): "data_size",
     ("VOGN", "num_samples", 3): "mc_samples",
     ("VOGN", "prior_precison", 3): "prior_precision",
+    ("VOGN", "learning_rate", 0.1): "it is lr",
+    ("IVON", "learning_rate", 0.1): "it is lr",
+    ("VOGN", "clip_radius", 1.0): "clip_grad_norm_",
+    ("VOGN", "alpha", 0.99): "ema_rate is 1 − alpha",
+    ("VOGN", "prior_std", 0.1): "prior_precision = 1/σ²",
+    ("IVON", "nesterov", True): "Leave it out",
+    ("IVON", "dampening", 0.1): "nothing like it here",
+    ("BayesByBackprop", "beta1", 0.9): "inner optimiser",
 }
 
 

@@ -123,3 +123,30 @@ def test_buffers_that_do_not_fit_are_refused() -> None:
         credo.predict(model, q.with_buffers({**fits, "norm.running_mean": torch.ones(2)}), images())
     with pytest.raises(InvalidType, match="buffers"):
         q.with_buffers([1])  # type: ignore[arg-type]
+
+
+def test_frozen_weights_are_carried_too(tmp_path: Path) -> None:
+    """A fresh model has others, and nothing would tell."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    model[0].requires_grad_(False)
+    optimizer, x = credo.VOGN(model, data_size=12), torch.randn(12, 4)
+    optimizer.step(lambda: F.cross_entropy(model(x), torch.arange(12) % 3))
+    q = optimizer.posterior()
+    q.save(tmp_path / "q")
+    truth = credo.predict(model, q, x)
+    fresh = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    there = fresh[0].weight.clone()
+    again = credo.predict(fresh, credo.load_posterior(tmp_path / "q"), x)
+    assert torch.equal(again.probs, truth.probs)
+    assert torch.equal(fresh[0].weight, there)
+    assert set(q.buffers) == {"0.weight", "0.bias"}
+
+
+def test_weights_that_were_frozen_later_are_carried_or_believed_in() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    optimizer = credo.VOGN(model, data_size=12)
+    optimizer.step(lambda: F.cross_entropy(model(torch.ones(6, 4)), torch.arange(6) % 3))
+    model[0].requires_grad_(False)
+    q = optimizer.posterior()
+    assert set(q.mean) | set(q.buffers) == {name for name, _ in model.named_parameters()}

@@ -1,5 +1,6 @@
 """Everything a model takes goes in; what could mean two things is refused."""
 
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -123,3 +124,18 @@ def test_a_loader_brings_its_own_batch_size() -> None:
     model = mlp()
     with pytest.raises(InvalidValue, match="batch_size"):
         predict(model, around(model), batches(), batch_size=2)
+
+
+def test_loaders_made_for_training_are_warned_of() -> None:
+    data = TensorDataset(torch.randn(10, 4), torch.arange(10) % 3)
+    model = nn.Linear(4, 3)
+
+    def ask(**options: bool) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            predict(model, "mean", DataLoader(data, batch_size=4, **options))
+        return [str(w.message) for w in caught]
+
+    assert any("shuffle=False" in message for message in ask(shuffle=True))
+    assert any("leaves out the last 2" in message for message in ask(drop_last=True))
+    assert not ask()

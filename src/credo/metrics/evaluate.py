@@ -1,5 +1,6 @@
 """The scores people report, in one call, for every kind of prediction."""
 
+import warnings
 from dataclasses import fields, is_dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias
@@ -116,12 +117,34 @@ def _of_labels(prediction: MultilabelPrediction, targets: object) -> dict[str, f
 
 def _of_values(prediction: Any, targets: Any) -> dict[str, float]:
     mean, variance = prediction.mean, prediction.variance
+    _warn_of_no_noise(getattr(prediction, "aleatoric", None))
+    if (
+        mean.dim() > 1
+        and mean.shape[-1] == 2
+        and tuple(tensor_of(targets, mean.device).shape) == mean.shape[:-1]
+    ):
+        raise InvalidValue(
+            f"targets has shape {tuple(mean.shape[:-1])} and the predicted mean {tuple(mean.shape)}; if the model "
+            "gives a mean and a log-variance for each target, let it return them as a pair (mean, log_variance) and "
+            "say predict(..., noise='model')"
+        )
     return {
         "rmse": regression.rmse(mean, targets),
         "nll": regression.gaussian_nll(mean, variance, targets),
         "crps": regression.crps(mean, variance, targets),
         "coverage95": regression.coverage(mean, variance, targets, 0.95),
     }
+
+
+def _warn_of_no_noise(aleatoric: object) -> None:
+    if isinstance(aleatoric, Tensor) and aleatoric.numel() and not bool(aleatoric.any()):
+        warnings.warn(
+            "the prediction was made without noise: its variance is that of the mean alone, and says nothing of how "
+            "far observations lie from it, so NLL, CRPS and coverage are too hard. Give predict(..., noise=variance) "
+            "(the mean squared error on validation data; credo.calibrate fits it), or noise='model'",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _of_all_ranks(prediction: Any, targets: Any, ood: Any) -> tuple[Any, Tensor, Any]:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
+from operator import is_
 from typing import Any, final
 
 import torch
@@ -49,6 +50,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
     _left: checks.Left  # what the last step left in .grad
     _unfinished = False  # whether a closure was begun and did not come to its end
     _warned: bool
+    _checked: list[tuple[Any, ...]]  # the options of each group that were found in range
     _world: World
     _shards: Shards
     _kind_of_shards: type[Shards] = ElementShards
@@ -166,7 +168,9 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
 
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
         loss, alone = None, self._world.alone
+        self._check_changed_settings()
         if closure is not None:
+            checks.refuse_skipped_closures()
             with checks.Clearing(self, closure) as cleared:
                 loss = self._run_share(cleared)
         if alone or self._gathered.samples:
@@ -288,6 +292,20 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
     def _check_group(self, group: Mapping[str, Any]) -> None:
         """Refuses values out of range, by name."""
 
+    @final
+    def _check_changed_settings(self) -> None:
+        """Options that a scheduler or somebody's hand has put into the groups; those of the last step are known."""
+        if len(self._checked) != len(self.param_groups):
+            self._checked = [()] * len(self.param_groups)
+        for k, group in enumerate(self.param_groups):
+            values = (*group.values(),)
+            known = len(values) == len(self._checked[k]) and all(map(is_, values, self._checked[k]))
+            if not known or isinstance(group["lr"], Tensor):
+                lr = group["lr"]
+                rounded = isinstance(lr, float) and -1e-9 < lr < 0  # as schedulers leave it near zero
+                self._check_group({**group, "lr": 0.0} if rounded else group)
+                self._checked[k] = values
+
     @property
     def data_size(self) -> float:
         """ρN, the effective number of examples."""
@@ -296,7 +314,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
     def _start_afresh(self) -> None:
         """Forgets the samples of the step under way."""
         self._gathered, self._held = self._nothing_gathered(), Held()
-        self._inside, self._warned = None, False
+        self._inside, self._warned, self._checked = None, False, []
         self._left = checks.Left(self._members())
         self._plans, self._monitor = Plans(), Monitor()
         self._keeper = MeanKeeper()

@@ -1,5 +1,6 @@
 """Checks around a step: gradients from elsewhere, replaced layers, a wrong data size, hidden loss scales."""
 
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -62,6 +63,18 @@ def refuse_foreign_gradients(parameters: list[Tensor], left: Left) -> None:
             "a parameter holds a gradient that was taken outside a sampled() block, where the weights were not a "
             "sample "
             f"and no squares were taken. {_REMEDY}"
+        )
+
+
+def refuse_skipped_closures() -> None:
+    """accelerate's optimisers leave `step(closure)` out between updates, so that its micro-batches would be lost."""
+    state = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    options = getattr(state, "_shared_state", {}).get("plugin_kwargs") or {}
+    if (steps := options.get("num_steps", 1)) != 1:
+        raise CallOrderError(
+            f"accelerate's gradient_accumulation_steps={steps} calls step(closure) only for the last micro-batch of an "
+            "update and divides its loss: the others would be lost. Build the Accelerator with "
+            f"gradient_accumulation_steps=1, and call optimizer.accumulate({steps}) once."
         )
 
 
@@ -192,7 +205,8 @@ def require_samples(gathered: Gathered, wanted: int) -> None:
     if gathered.samples != wanted and not gathered.vectorized:
         raise CallOrderError(
             f"{gathered.samples} sample(s) were taken where mc_samples={wanted}. Open that many sampled() blocks with "
-            "a backward pass in each, or pass a closure to step."
+            "a backward pass in each, or pass a closure to step. Blocks that are micro-batches of one update: call "
+            "optimizer.accumulate(n) once and step after each, every loss the mean over its own micro-batch."
         )
 
 

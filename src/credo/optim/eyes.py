@@ -24,6 +24,7 @@ from credo.curvature.rule import lead_before_merge
 from credo.curvature.tracking import MERGING, Merges, Provenance, WatchedParameters, tensors_in
 from credo.curvature.vmap import is_of_samples, refuse_backward, split
 from credo.errors import CallOrderError, EmptyBatch, UnsupportedOperation
+from credo.optim.reductions import refuse_other_reduction
 
 CONVOLUTIONS = {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}  # how many dimensions a batch has
 _ON_ROWS = frozenset((F.linear, F.embedding, *CONVOLUTIONS))
@@ -109,6 +110,8 @@ class Eyes(TorchFunctionMode, ABC):
                 "pass inside the block too."
             )
         examples = self._count()
+        if self.counted:
+            refuse_other_reduction(call.roots, self._reduction, examples)
         self.likelihood = is_likelihood(call.roots)
         self._going_back = True
         try:

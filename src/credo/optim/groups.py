@@ -21,6 +21,7 @@ from credo.posterior import Posterior
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+_SHARDING = "FullyShardedDataParallel"  # asked by its name, since its import takes long
 
 
 class Grouped(Optimizer):
@@ -129,6 +130,11 @@ def _refuse(model: nn.Module) -> None:
     if isinstance(model, _WRAPPERS):
         raise UnsupportedOperation(
             f"the model is wrapped in {type(model).__name__}. Pass and train the inner module: model.module."
+        )
+    if any(type(part).__name__ == _SHARDING for part in model.modules()):
+        raise UnsupportedOperation(
+            f"the model is wrapped in {_SHARDING}, which flattens and divides its parameters. Train the plain module, "
+            "and let the optimiser shard what it keeps: sharded=True, after torch.distributed.init_process_group."
         )
     refuse_opaque(model)
     for name, parameter in model.named_parameters():

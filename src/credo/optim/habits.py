@@ -22,10 +22,15 @@ _HABITS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
         (("momentum", "ema_rate"), f"betas=(β₁, β₂) is momentum=β₁ and ema_rate=1 − β₂ ({_OLD_AND_NEW})"),
         (("inner",), "the inner optimiser has them: inner=lambda params: torch.optim.Adam(params, betas=…)"),
     ),
-    "beta1": ((("momentum",), "it is momentum"), (("betas",), "it is the first of betas=(β₁, β₂)")),
+    "beta1": (
+        (("momentum",), "it is momentum"),
+        (("betas",), "it is the first of betas=(β₁, β₂)"),
+        (("inner",), "the inner optimiser has it"),
+    ),
     "beta2": (
         (("ema_rate",), f"ema_rate is 1 − β₂ ({_OLD_AND_NEW})"),
         (("betas",), "it is the second of betas=(β₁, β₂)"),
+        (("inner",), "the inner optimiser has it"),
     ),
     "momentum": (
         (("betas",), "it is the first of betas=(β₁, β₂)"),
@@ -54,8 +59,26 @@ _HABITS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
         (("initial_curvature",), "it is initial_curvature"),
         (("initial_log_variance",), "it is there as initial_log_variance, log σ²"),
     ),
-    "nesterov": ((("momentum",), "momentum is the plain kind, as in SGD without nesterov. Leave it out"),),
-    "dampening": ((("momentum",), "momentum is that of SGD with dampening=0. Leave it out"),),
+    "nesterov": (
+        (("momentum",), "momentum is the plain kind, as in SGD without nesterov. Leave it out"),
+        (("lr",), "there is nothing like it here. Leave it out"),
+    ),
+    "dampening": (
+        (("momentum",), "momentum is that of SGD with dampening=0. Leave it out"),
+        (("lr",), "there is nothing like it here. Leave it out"),
+    ),
+    "learning_rate": ((("lr",), "it is lr"),),
+    "clip_radius": (
+        (
+            ("lr",),
+            "there is nothing like it here; nn.utils.clip_grad_norm_ between backward and step clips gradients",
+        ),
+    ),
+    **dict.fromkeys(
+        ("prior_std", "prior_sigma", "prior_scale", "sigma_prior"),
+        ((("prior_precision",), "it is prior_precision = 1/σ²"),),
+    ),
+    **dict.fromkeys(("rho", "alpha"), ((("ema_rate",), f"ema_rate is 1 − {{name}} ({_OLD_AND_NEW})"),)),
     "rescale_lr": ((("lr",), "lr is used as it stands. Leave it out"),),
     "maximize": ((("lr",), "losses are minimised. Change the sign of the loss"),),
     "sync": (
@@ -87,13 +110,14 @@ _HABITS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     **dict.fromkeys(("tau", "temperature"), ((("tempering",), "it is tempering"),)),
     **dict.fromkeys(("num_samples", "n_samples", "samples"), ((("mc_samples",), "it is mc_samples"),)),
 }
-_OF_ADAM = (1e-3, 3e-4, 1e-4)
+_OF_ADAM = (1e-3, 5e-4, 3e-4, 2e-4, 1e-4)
 
 
 def answer(name: str, known: Collection[str]) -> str:
     """What to say about an argument that a method does not have."""
     for wanted, text in _HABITS.get(name, ()):
         if set(wanted) <= set(known):
+            text = text.replace("{name}", name)
             return f"Here {text}." if text[0].islower() else text
     near = difflib.get_close_matches(name, known, 1)
     return f"Did you mean {near[0]!r}?" if near else ""

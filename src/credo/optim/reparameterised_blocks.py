@@ -1,8 +1,9 @@
 """Blocks whose samples are reparameterised: one after the other, or all at once, with convolutions that may share."""
 
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import final
 
 import torch
@@ -33,7 +34,8 @@ class ReparameterisedOptimizer(BayesianOptimizer):
         draw = self._stream()
         noise = BlockNoise(self.settings["seed"], draw, self._shared_draw(draw))
         subjects, uncertain = self._subjects(parameters), self._uncertain()
-        with Reparameterised(subjects, self.settings["reduction"], uncertain, noise) as seen:
+        eyes = Reparameterised(subjects, self.settings["reduction"], uncertain, noise)
+        with _uncompiled(), eyes as seen:
             try:
                 yield seen
             finally:
@@ -65,6 +67,12 @@ class ReparameterisedOptimizer(BayesianOptimizer):
                 losses.append(finish_closure(loss, seen, "mean"))
         self._gathered.at_once()
         return torch.stack(losses).sum()
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    """Compiled functions that are called inside run as they were written: a compiler would not see the noise."""
+    # Without dynamo, whose import takes seconds, nothing is compiled.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()  # type: ignore[no-untyped-call]
 
 
 def shared_samples(samples: int, of_convolutions: int | None) -> int | None:

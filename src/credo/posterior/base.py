@@ -114,14 +114,20 @@ class Posterior(ABC):
     @property
     @final
     def buffers(self) -> Weights:
-        """The module's buffers as they were (BatchNorm's running statistics, …); `predict` uses them. Often empty."""
+        """What the module had beside the weights: buffers (BatchNorm's running statistics, …), frozen parameters.
+
+        `predict` uses them. Often empty.
+        """
         return dict(self._buffers)
 
     @final
     def with_buffers(self: Self, source: nn.Module | Mapping[str, Tensor]) -> Self:
-        """The same posterior with copies of these buffers instead: a module's that `state_dict` has, or by name."""
+        """The same posterior with copies of these instead: by name, or of a module.
+
+        Of a module these are the buffers that `state_dict` has, and the frozen parameters that the posterior lacks.
+        """
         twin = copy.copy(self)
-        twin._own, twin._buffers = None, owned_buffers(source)
+        twin._own, twin._buffers = None, owned_buffers(source, self.mean.keys())
         return twin
 
     @final

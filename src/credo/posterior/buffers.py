@@ -1,6 +1,6 @@
 """Buffers beside the weights: running statistics and the like, without which the weights predict something else."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,16 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def owned_buffers(source: object) -> dict[str, Tensor]:
+def frozen_parameters(module: nn.Module, uncertain: Collection[str]) -> dict[str, Tensor]:
+    """By name, those without a gradient that are not among the weights of a posterior."""
+    return {n: p for n, p in module.named_parameters() if not p.requires_grad and n not in uncertain}
+
+
+def owned_buffers(source: object, uncertain: Collection[str] = ()) -> dict[str, Tensor]:
     """Detached copies, of any dtype."""
-    found = persistent_buffers(source) if isinstance(source, nn.Module) else source
+    found = source
+    if isinstance(source, nn.Module):
+        found = persistent_buffers(source) | frozen_parameters(source, uncertain)
     if not isinstance(found, Mapping) or not all(
         isinstance(n, str) and isinstance(t, Tensor) for n, t in found.items()
     ):

@@ -16,14 +16,15 @@ Tensors keep theirs.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from credo.errors import InvalidType, InvalidValue
 from credo.posterior.stand_in import device_of, unwrapped
@@ -78,6 +79,7 @@ class Reader:
         """Every batch, on the model's device; a single one without a batch_size in so many parts."""
         whole = self._single(inputs)
         if whole is None:
+            _warn_of_order(inputs)
             found = self._of_loader(inputs, batch_size)
         else:
             found = _split(whole, batch_size or (-(-(whole.size() or 0) // parts) if parts > 1 else None))
@@ -248,6 +250,25 @@ def _iterable(inputs: object) -> Iterable[object]:
             f" got {type(inputs).__name__}"
         )
     return inputs
+
+
+def _warn_of_order(inputs: object) -> None:
+    """A loader that was made for training: its examples come in an order of their own, or not all of them."""
+    if not isinstance(inputs, DataLoader):
+        return
+    if isinstance(inputs.sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
+        what = "shuffles, so the predictions are not in the order of the data set and fit no targets in that order"
+    elif inputs.drop_last and inputs.batch_size and _length(inputs.sampler) % inputs.batch_size:
+        what = f"leaves out the last {_length(inputs.sampler) % inputs.batch_size} examples (drop_last=True)"
+    else:
+        return
+    warnings.warn(
+        f"the loader {what}; give one with shuffle=False and drop_last=False", UserWarning, stacklevel=5
+    )
+
+
+def _length(sampler: object) -> int:
+    return len(sampler) if isinstance(sampler, Sized) else 0
 
 
 def _split(batch: Batch, batch_size: int | None) -> Iterator[Batch]:
