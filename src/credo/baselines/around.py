@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from credo.baselines.curvature import Curvature, Likelihood, curvature_of
 from credo.errors import InvalidType, InvalidValue
-from credo.posterior.arguments import positive, whole
 from credo.posterior.base import Posterior
 from credo.predict import predict
+from credo.validate import positive, whole
 
 Structure = Literal["diagonal", "kronecker", "last_layer"]
 STRUCTURES: Final = ("diagonal", "kronecker", "last_layer")

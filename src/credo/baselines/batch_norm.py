@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from credo.errors import InvalidValue
-from credo.posterior.isolation import undisturbed
-from credo.posterior.stand_in import device_of
+from credo.posterior.model_copy import device_of, undisturbed
 from credo.predict.inputs import Reader
 
 

@@ -21,7 +21,7 @@ from credo.curvature.kronecker import Found, layer_name, watching_factors
 from credo.curvature.subjects import subjects_of
 from credo.errors import InvalidType, InvalidValue
 from credo.posterior.base import Posterior
-from credo.posterior.stand_in import device_of
+from credo.posterior.model_copy import device_of
 
 
 class Curvature(Protocol):

@@ -16,12 +16,12 @@ from torch import nn
 
 from credo.baselines.weights import trainable, uncertain
 from credo.errors import CallOrderError, InvalidType, InvalidValue
-from credo.posterior.arguments import mismatches, whole
 from credo.posterior.base import Posterior, Weights
 from credo.posterior.diagonal import DiagonalPosterior
 from credo.posterior.low_rank import LowRankPosterior
 from credo.predict.functions import Functions, functions_of
 from credo.predict.outputs import Read
+from credo.validate import mismatches, whole
 
 SMALLEST_VARIANCE: Final = 1e-30  # as the authors clamp it: rounding can make θ̄² − θ̄·θ̄ negative
 

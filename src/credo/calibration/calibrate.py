@@ -18,9 +18,8 @@ from credo.calibration.objectives import Objective, OfClasses, OfLabels, OfValue
 from credo.calibration.search import Grid, minimise
 from credo.errors import InvalidValue
 from credo.metrics.layouts import IGNORED
-from credo.posterior.arguments import whole
 from credo.posterior.base import Posterior
-from credo.posterior.isolation import undisturbed
+from credo.posterior.model_copy import undisturbed
 from credo.predict.functions import AnyPosterior, functions_of
 from credo.predict.inputs import Batch, Reader
 from credo.predict.likelihoods import (
@@ -32,6 +31,7 @@ from credo.predict.likelihoods import (
     likelihood_of,
 )
 from credo.predict.noise import Noise
+from credo.validate import whole
 
 Fit: TypeAlias = Literal["both", "scale", "temperature", "noise"]
 GAIN = 1e-6  # nats, relative to 1 + |NLL|: smaller differences are rounding, and change nothing

@@ -12,7 +12,7 @@ from credo.cli.exits import OK
 from credo.cli.inputs import Inputs, in_range, read_inputs
 from credo.errors import InvalidValue
 from credo.experiments.results import Result, load_result
-from credo.posterior.atomic import write_atomically
+from credo.posterior.files import write_atomically
 from credo.predict import Prediction
 from credo.predict import predict as predicted
 

@@ -14,7 +14,7 @@ from credo.continual.tasks import Task
 from credo.distributed import world
 from credo.errors import CallOrderError, InvalidValue
 from credo.optim import arguments
-from credo.posterior.isolation import undisturbed
+from credo.posterior.model_copy import undisturbed
 from credo.predict import predict
 
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]  # (outputs, targets) → a loss for each example

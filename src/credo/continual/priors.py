@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from credo.errors import InvalidType, InvalidValue
 from credo.posterior import DiagonalPosterior, Posterior
-from credo.posterior.arguments import positive
-from credo.posterior.isolation import undisturbed
+from credo.posterior.model_copy import undisturbed
+from credo.validate import positive
 
 
 def prior_for(

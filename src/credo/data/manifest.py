@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 
 from credo.errors import IntegrityError
-from credo.posterior.atomic import write_atomically
+from credo.posterior.files import write_atomically
 
 NAME = "credo-manifest.json"
 VERSION = 1
