@@ -14,8 +14,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from credo.calibration.objectives import Objective, OfClasses, OfLabels, OfValues
-from credo.calibration.search import Grid, minimise
+from credo.calibration.objectives import Grid, Objective, OfClasses, OfLabels, OfValues, minimise
 from credo.errors import InvalidValue
 from credo.metrics.layouts import IGNORED
 from credo.posterior.base import Posterior

@@ -13,7 +13,17 @@ from credo import kernels
 from credo.cli.exits import OK
 from credo.cli.version import VERSION
 
-PACKAGES = ("numpy", "safetensors", "rich", "tyro", "matplotlib", "tensorboard", "scikit-learn", "pillow")
+PACKAGES = (
+    "numpy",
+    "safetensors",
+    "rich",
+    "tyro",
+    "matplotlib",
+    "tensorboard",
+    "scikit-learn",
+    "scipy",
+    "pillow",
+)
 
 
 def show() -> int:

@@ -8,10 +8,17 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from credo.continual.coreset import Coreset, Kept, joined
-from credo.continual.learner import Annealing, Learner, Loss, annealed, cross_entropies
-from credo.continual.priors import merged, prior_for, reset_parameters
-from credo.continual.tasks import Task
+from credo.continual.learner import (
+    Annealing,
+    Learner,
+    Loss,
+    annealed,
+    cross_entropies,
+    merged,
+    prior_for,
+    reset_parameters,
+)
+from credo.continual.tasks import Coreset, Kept, Task, joined
 from credo.errors import CallOrderError, InvalidType
 from credo.optim.arguments import number, option, whole
 from credo.posterior import DiagonalPosterior, Posterior

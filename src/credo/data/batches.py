@@ -1,17 +1,36 @@
 """Batches of tensors on the right device, in an order that can be left and taken up again anywhere."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from credo.data.augmentation import Augmentation
-from credo.data.examples import Examples, LazyInputs
-from credo.data.normalise import Normalise
-from credo.data.order import epoch_order, generator_for, share_of
+from credo.data.examples import Examples, LazyInputs, Normalise
 from credo.errors import InvalidType, InvalidValue
+
+
+def generator_for(purpose: str, *where: int) -> Generator:
+    """A private stream for one purpose at one place; streams of different places are unrelated."""
+    label = ":".join([purpose, *map(str, where)]).encode()
+    seed = int.from_bytes(hashlib.blake2b(label, digest_size=8).digest(), "little")
+    return torch.Generator().manual_seed(seed)
+
+
+def epoch_order(count: int, shuffle: bool, seed: int, epoch: int) -> Tensor:
+    """The positions of all examples in the order of this epoch."""
+    if not shuffle:
+        return torch.arange(count)
+    return torch.randperm(count, generator=generator_for("order", seed, epoch))
+
+
+def share_of(count: int, rank: int, world: int) -> slice:
+    """The rank's part of `count` examples: contiguous, sizes differing by at most one, together all."""
+    return slice(count * rank // world, count * (rank + 1) // world)
+
 
 Batch = tuple[Tensor, Tensor]
 
