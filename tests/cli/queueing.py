@@ -18,7 +18,7 @@ import sklearn.datasets  # noqa: F401  (the data of these runs; imported once, b
 import torch
 
 import credo.experiments.train as training
-from credo.cli import main, queue, queue_worker, worker
+from credo.cli import main, queue, worker
 from credo.experiments.lock import living_holder
 from credo.experiments.saving import Checkpointing
 from credo.posterior import files
@@ -185,7 +185,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     os.fsync = lambda _: None  # what a process has written outlives it; only a power cut would need the disk
-    queue_worker.start = Forked  # type: ignore[assignment]
+    queue.start = Forked  # type: ignore[assignment]
     queue.AGAIN, queue.LOOK, queue.DEATHS = 0.2, 0.02, 100  # type: ignore[misc]
     training.Checkpointing = lambda: Checkpointing(steps=3)  # type: ignore[assignment,misc]
     command, folder = sys.argv[1], Path(sys.argv[2])

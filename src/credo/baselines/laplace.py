@@ -1,12 +1,16 @@
 """Laplace's approximation around trained weights: q = N(μ, (H + δI)⁻¹), H the curvature of the negative log-likelihood.
 
 H is the generalised Gauss–Newton matrix, Σᵢ Jᵢᵀ Λᵢ Jᵢ, of which the engine gives the diagonal exactly, or Kronecker
-factors (`credo.baselines.laplace`). δ, the precision of the prior N(0, 1/δ), is a number, or where
+factors (`credo.baselines.eigen`). δ, the precision of the prior N(0, 1/δ), is a number, or where
 
     log p(D|δ) ≈ log p(D|μ) − ½(δ‖μ‖² − P log δ + log |H + δI|)
 
 is largest; its only such point solves Σⱼ hⱼ/(hⱼ + δ) = δ‖μ‖², h the eigenvalues of H (MacKay 1992). Or it is the one of
 a grid with the smallest NLL on validation data, as `credo.predict` predicts.
+
+Classification: Λ = diag p − ppᵀ, the mean of ∇log p_c ∇log p_cᵀ over labels c ~ p. So H is the sum of the squares (or
+products) of the gradients of √p_c log p_c, c over the classes, with p held fixed: one backward pass for each.
+Regression: Λ = I/σ², one for each output. With labels of the data instead, one pass with the gradients of the loss.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""What learns task after task: the verbs that the loop needs, and what all learners share."""
+"""What learns task after task: the verbs that the loop needs, and what all learners share.
+
+Also the posterior of earlier tasks as the prior of the next one, for weights that it did not know too.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

@@ -1,4 +1,8 @@
-"""A task: data to learn from, data to be tested on, and the head that answers."""
+"""A task: data to learn from, data to be tested on, and the head that answers; and coresets of it.
+
+A coreset is a few examples of a task, kept for a last look before predicting. They are left out of what the posterior
+learns from (Nguyen et al. 2018), so that no example counts twice.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -106,7 +110,7 @@ class Coreset:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredCoreset:
     """A coreset as the model sees it, with its head."""
 
     inputs: Tensor
@@ -114,11 +118,11 @@ class Kept:
     head: str | None
 
     @staticmethod
-    def of(task: Task) -> "Kept":
-        return Kept(task.seen(task.inputs).clone(), task.targets.clone(), task.head)
+    def of(task: Task) -> "StoredCoreset":
+        return StoredCoreset(task.seen(task.inputs).clone(), task.targets.clone(), task.head)
 
 
-def joined(kept: Sequence[Kept], head: str | None) -> Batch | None:
+def joined(kept: Sequence[StoredCoreset], head: str | None) -> Batch | None:
     """All the examples that this head answers, None if there are none."""
     same = [k for k in kept if k.head == head]
     return (torch.cat([k.inputs for k in same]), torch.cat([k.targets for k in same])) if same else None

@@ -1,4 +1,7 @@
-"""`fetch`: official files from their addresses, verified before they get their names."""
+"""`fetch`: official files from their addresses, verified before they get their names.
+
+Of an archive every member is looked at before the first byte is written.
+"""
 
 import os
 import secrets

@@ -1,4 +1,7 @@
-"""Are the wrong answers the unsure ones? Everything here depends on the order of the confidences only."""
+"""Are the wrong answers the unsure ones? Everything here depends on the order of the confidences only.
+
+Unfamiliar inputs: in-distribution is the positive class, as in the literature; a good model is surer there.
+"""
 
 import math
 from typing import NamedTuple

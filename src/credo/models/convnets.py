@@ -1,10 +1,14 @@
-"""LeNet-5 and AlexNet for CIFAR-10, as the paper trains them: ReLU, max-pooling, biases, no BatchNorm."""
+"""LeNet-5 and AlexNet as the paper trains them on CIFAR-10: ReLU, max-pooling, biases, no BatchNorm.
+
+For 32×32 images and 10 classes they have 62,006 and 2,472,266 parameters.
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from credo.models.parts import dropout_layer, positive_int
+from credo.models.parts import dropout_layer
+from credo.validate import positive_int
 
 
 class LeNet5(nn.Module):

@@ -1,18 +1,10 @@
-"""What the networks share: checks of their arguments, dropout, and starting points other than torch's own."""
+"""What the networks share: dropout, and starting points other than torch's own."""
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from credo.errors import InvalidType, InvalidValue
-
-
-def positive_int(name: str, value: object, at_least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidType(f"{name}={value!r} is a {type(value).__name__}; give an int of at least {at_least}")
-    if value < at_least:
-        raise InvalidValue(f"{name}={value} is too small; give an int of at least {at_least}")
-    return value
 
 
 def dropout_rate(value: object) -> float:

@@ -1,4 +1,4 @@
-"""CIFAR-10: the binary version where it is there, else the python version, of which nothing is executed."""
+"""CIFAR-10: the binary version (records of 1 + 3072 bytes), else the python version, of which nothing is executed."""
 
 import numpy as np
 import torch

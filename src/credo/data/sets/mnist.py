@@ -1,4 +1,7 @@
-"""The idx format of MNIST: two zero bytes, a type, the number of dimensions, their sizes, the values."""
+"""MNIST, Fashion-MNIST and notMNIST: four idx files, gzipped or not. The training half may be missing where it may.
+
+An idx file has two zero bytes, a type, the number of dimensions, their sizes, the values.
+"""
 
 import math
 import struct
