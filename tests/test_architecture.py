@@ -14,7 +14,7 @@ PACKAGE = ROOT / "src" / "credo"
 
 # Left never imports right. Names in one group stand beside each other.
 ORDER = [
-    {"errors"},
+    {"errors", "validate"},
     {"kernels"},
     {"curvature"},
     {"posterior"},

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from credo.calibration.search import Grid, minimise
+from credo.calibration.objectives import Grid, minimise
 
 GRID = Grid(step=1.0, steps=2, most=6, tolerance=0.01)
 

@@ -18,10 +18,10 @@ import sklearn.datasets  # noqa: F401  (the data of these runs; imported once, b
 import torch
 
 import credo.experiments.train as training
-import credo.posterior.atomic as atomic
-from credo.cli import main, queue, queue_worker, worker
+from credo.cli import main, queue, worker
 from credo.experiments.lock import living_holder
 from credo.experiments.saving import Checkpointing
+from credo.posterior import files
 
 LIST = """
 [[runs]]
@@ -90,7 +90,7 @@ def child(facts: str) -> int:
         signal.signal(number, signal.SIG_DFL)
     found: dict[str, Any] = json.loads(facts)
     if found["job"]["row"] == FULL:
-        atomic._write_durably = no_space
+        files._write_durably = no_space
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     try:
         return worker.main(found)
@@ -185,7 +185,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     os.fsync = lambda _: None  # what a process has written outlives it; only a power cut would need the disk
-    queue_worker.start = Forked  # type: ignore[assignment]
+    queue.start = Forked  # type: ignore[assignment]
     queue.AGAIN, queue.LOOK, queue.DEATHS = 0.2, 0.02, 100  # type: ignore[misc]
     training.Checkpointing = lambda: Checkpointing(steps=3)  # type: ignore[assignment,misc]
     command, folder = sys.argv[1], Path(sys.argv[2])

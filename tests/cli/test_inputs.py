@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from credo.cli.inputs import read_inputs
+from credo.cli.predict import read_inputs
 from credo.errors import IntegrityError, InvalidValue
 
 SHAPE = (1, 4, 4)

@@ -154,7 +154,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseException]]:
     def show() -> int:
         raise raised[0]
 
-    monkeypatch.setattr("credo.cli.info.show", show)
+    monkeypatch.setattr("credo.cli.show.show_info", show)
     return raised
 
 
@@ -170,7 +170,7 @@ def test_a_closed_pipe_is_no_error(capsys: pytest.CaptureFixture[str], failing: 
 
 
 def test_warnings_are_lines_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("credo.cli.info.show", lambda: warnings.warn("over\nthere", stacklevel=1) or 0)
+    monkeypatch.setattr("credo.cli.show.show_info", lambda: warnings.warn("over\nthere", stacklevel=1) or 0)
     assert outcome(capsys, "info") == (0, "", "credo: warning: over there\n")
 
 
@@ -178,7 +178,7 @@ def test_sigterm_ends_with_143_and_leaves_the_handler_as_it_was(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("credo.cli.info.show", lambda: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("credo.cli.show.show_info", lambda: signal.raise_signal(signal.SIGTERM))
     assert outcome(capsys, "info")[0] == exits.TERMINATED
     assert signal.getsignal(signal.SIGTERM) is before
 

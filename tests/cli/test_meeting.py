@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from credo.cli.meeting import met
+from credo.cli.launch import met
 from credo.errors import RankLost
 
 PATIENCE = timedelta(seconds=20)

@@ -155,7 +155,7 @@ def await_epochs(out: Path, epochs: int, process: Any) -> None:
 LEAVING = """
 import weakref
 import torch.distributed as dist
-from credo.cli.processes import process_group
+from credo.cli.launch import process_group
 
 with process_group(30, "cpu"):
     import torch.distributed.nn.functional

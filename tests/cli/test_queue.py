@@ -16,8 +16,7 @@ import torch
 
 from credo.cli import main
 from credo.cli.exits import BUSY, FAILED, OK, TERMINATED
-from credo.cli.queue import Scheduler
-from credo.cli.queue_worker import Options
+from credo.cli.queue import Options, Scheduler
 from credo.experiments.lock import living_holder, locked
 from credo.experiments.log import TIMES
 from credo.experiments.queue_file import load_queue

@@ -6,7 +6,7 @@ import pytest
 
 from credo import cli
 from credo.cli import exits
-from credo.cli.tuning import ranges
+from credo.cli.run import ranges
 from credo.experiments.results import load_results
 from credo.experiments.tuning import files
 

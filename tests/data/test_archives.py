@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from credo.data import archives
-from credo.data.archives import unpack
+from credo.data import fetching
+from credo.data.fetching import unpack
 from credo.errors import IntegrityError
 from tests.data.writers import write
 
@@ -110,7 +110,7 @@ def test_bombs(kind: str, tmp_path: Path) -> None:
 
 
 def test_too_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "MOST_MEMBERS", 5)
+    monkeypatch.setattr(fetching, "MOST_MEMBERS", 5)
     with pytest.raises(IntegrityError, match="more than 5 members"):
         unpack(tar(tmp_path / "a.tar", *(file(f"set/{k}") for k in range(9)), mode="w"), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from credo.data import Augmentation, PadCropFlip, RandomCropFlip, RandomResizedCrop
-from credo.data.normalise import Normalise
+from credo.data.examples import Normalise
 from credo.errors import CredoError
 
 

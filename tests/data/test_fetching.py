@@ -17,9 +17,9 @@ import credo.data as data
 from credo.data import download as downloading
 from credo.data.catalogue import CATALOGUE
 from credo.data.download import Remote
-from credo.data.manifest import Entry
 from credo.data.official import CONTENTS
 from credo.data.sets import cifar10
+from credo.data.verify import Entry
 from credo.errors import FetchError, IntegrityError, InvalidValue, UnsupportedOperation
 from tests.data import writers
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from credo.data.manifest import read_manifest
+from credo.data.verify import read_manifest
 from credo.errors import IntegrityError
 from tests.data import writers
 from tests.data.test_formats import PARSERS

@@ -209,7 +209,7 @@ def test_a_read_only_folder_goes_without_a_manifest(tmp_path: Path, monkeypatch:
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "manifest")
 
-    monkeypatch.setattr("credo.data.folder.write_manifest", refuse)
+    monkeypatch.setattr("credo.data.verify.write_manifest", refuse)
     writers.svhn_folder(tmp_path)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from credo.data.formats.cifar import parse_python
-from credo.data.formats.pickled import parse_pickle
+from credo.data.sets.cifar10 import parse_python
+from credo.data.sets.pickles import parse_pickle
 from credo.errors import IntegrityError
 
 

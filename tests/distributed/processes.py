@@ -16,7 +16,7 @@ PRELOADED = [
     "torch",
     "torch._dynamo",  # which torch imports with the first optimiser
     "credo",
-    "credo.cli.runs",
+    "credo.cli.run",
     "sklearn.datasets",
     "torch.utils.tensorboard",
     "tests.distributed.tasks",

@@ -10,7 +10,7 @@ import pytest
 
 from credo.experiments import packing
 from credo.experiments.checkpoint import TENSORS, Checkpoints
-from credo.posterior import atomic
+from credo.posterior import files
 from tests.experiments.small import NEW, OLD
 
 
@@ -60,7 +60,7 @@ class Disk:
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
-    monkeypatch.setattr(atomic, "open", disk.open, raising=False)
+    monkeypatch.setattr(files, "open", disk.open, raising=False)
     monkeypatch.setattr(Path, "unlink", disk.guard(Path.unlink))
     monkeypatch.setattr(shutil, "rmtree", disk.guard(shutil.rmtree))
     monkeypatch.setattr(os, "replace", disk.guard(os.replace))

@@ -11,8 +11,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
-from credo.data.examples import Examples
-from credo.data.normalise import Normalise
+from credo.data.examples import Examples, Normalise
 from credo.errors import InvalidValue
 from credo.experiments import figures
 from credo.experiments.examples import RunData

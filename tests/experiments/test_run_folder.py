@@ -14,7 +14,7 @@ from credo.experiments.lock import locked
 from credo.experiments.results import load_result, load_results
 from credo.experiments.saving import Checkpointing
 from credo.experiments.train import train
-from credo.posterior import atomic
+from credo.posterior import files
 from tests.experiments.small import VOGN, last_state
 from tests.experiments.test_resume import Crash, CrashingAt
 
@@ -50,7 +50,7 @@ def test_row_59_found_before_the_first_step(
     def refuse(path: Any, *_: object) -> Any:
         raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(atomic, "open", refuse, raising=False)
+    monkeypatch.setattr(files, "open", refuse, raising=False)
     with pytest.raises(OSError, match=str(tmp_path)) as caught:
         train(VOGN, 0, tmp_path, watcher=CrashingAt(1))
     assert caught.value.errno == number
@@ -62,14 +62,14 @@ def test_row_59_a_disk_that_fills_up_costs_no_checkpoint(
 ) -> None:
     with pytest.raises(Crash):
         train(VOGN, 0, tmp_path, watcher=CrashingAt(5), checkpointing=Checkpointing(steps=1))
-    before, real = last_state(tmp_path), atomic._write_durably
+    before, real = last_state(tmp_path), files._write_durably
 
     def full(path: Path, data: bytes) -> None:
         real(path, data[:100])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic, "_write_durably", full)
+        patch.setattr(files, "_write_durably", full)
         with pytest.raises(OSError, match="No space left") as caught:
             train(VOGN, 0, tmp_path)
     assert caught.value.errno == errno.ENOSPC

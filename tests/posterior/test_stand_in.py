@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from credo.errors import CallOrderError, InvalidType, InvalidValue, UnsupportedOperation
-from credo.posterior.stand_in import StandIn
+from credo.posterior.model_copy import StandIn
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from credo.models import LeNet5
 from credo.posterior import DiagonalPosterior
-from credo.posterior.stand_in import StandIn
+from credo.posterior.model_copy import StandIn
 from credo.predict import draws, predict, sampled
 from credo.predict.inputs import Batch
 from credo.predict.outputs import logits

@@ -3,8 +3,7 @@
 SWAG collects weights along the run of any optimiser. `laplace` puts a Gaussian around trained weights.
 """
 
-from credo.baselines.around import laplace
-from credo.baselines.batch_norm import refresh_batch_norm
-from credo.baselines.swag import SWAG
+from credo.baselines.laplace import laplace
+from credo.baselines.swag import SWAG, refresh_batch_norm
 
 __all__ = ["SWAG", "laplace", "refresh_batch_norm"]

@@ -14,8 +14,7 @@ from torch import Tensor
 from credo.posterior.base import Posterior
 from credo.posterior.diagonal import DiagonalPosterior
 from credo.posterior.kronecker import KroneckerPosterior
-from credo.posterior.layers import Layer
-from credo.posterior.matrix_normal import Root
+from credo.posterior.matrix_normal import Layer, Root
 
 
 class DiagonalCurvature:

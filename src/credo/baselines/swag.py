@@ -7,21 +7,24 @@ After each `collect`, with n weights collected so far:
 and the posterior is N(θ̄, ½ diag(θ̄² − θ̄·θ̄) + D Dᵀ/(2(K − 1))), K the number of columns in D.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any, Final, final
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from credo.baselines.weights import trainable, uncertain
 from credo.errors import CallOrderError, InvalidType, InvalidValue
-from credo.posterior.arguments import mismatches, whole
 from credo.posterior.base import Posterior, Weights
 from credo.posterior.diagonal import DiagonalPosterior
 from credo.posterior.low_rank import LowRankPosterior
+from credo.posterior.model_copy import device_of, undisturbed
 from credo.predict.functions import Functions, functions_of
+from credo.predict.inputs import Reader
 from credo.predict.outputs import Read
+from credo.validate import mismatches, whole
 
 SMALLEST_VARIANCE: Final = 1e-30  # as the authors clamp it: rounding can make θ̄² − θ̄·θ̄ negative
 
@@ -111,7 +114,7 @@ class SWAG:
                 if name in self._mean:
                     parameter.copy_(self._mean[name])
         if loader is not None:
-            from credo.baselines.batch_norm import refresh_batch_norm
+            from credo.baselines.swag import refresh_batch_norm
 
             refresh_batch_norm(model, loader)
 
@@ -159,3 +162,45 @@ class SWAG:
     def _as_weights(self, tensors: Weights) -> Weights:
         """In the dtype of the parameters; what a smaller one rounds to zero stays as small as it can be."""
         return {name: tensor.to(self._dtypes[name]) for name, tensor in tensors.items()}
+
+
+def refresh_batch_norm(model: nn.Module, loader: Iterable[Any]) -> int:
+    """Running means and variances of the model's own weights, averaged over the batches of the loader.
+
+    One pass without gradients, BatchNorm in training mode and all else in eval mode; afterwards modes, momenta and the
+    global random streams are as before. Batches are as `credo.predict` takes them. Returns how many layers there were;
+    without any, the loader is not read.
+    """
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not layers:
+        return 0
+    modes = [(module, module.training) for module in model.modules()]
+    momenta = [layer.momentum for layer in layers]
+    kept = {key: value.clone() for key, value in model.state_dict().items()}
+    device, seen = device_of(model), 0
+    try:
+        model.eval()
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # a plain average over batches
+            layer.training = True
+        with undisturbed(0, device):
+            for batch in Reader(model).batches(loader):
+                batch.call(model)
+                seen += 1
+    except BaseException:
+        model.load_state_dict(kept)
+        raise
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+        for module, mode in modes:
+            module.training = mode
+    if not seen:
+        model.load_state_dict(kept)
+        raise InvalidValue("loader yielded no batch; an exhausted iterator must be made again")
+    with torch.no_grad():
+        for layer in layers:
+            assert layer.num_batches_tracked is not None
+            layer.num_batches_tracked.fill_(seen)
+    return len(layers)

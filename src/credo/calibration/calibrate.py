@@ -14,13 +14,11 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from credo.calibration.objectives import Objective, OfClasses, OfLabels, OfValues
-from credo.calibration.search import Grid, minimise
+from credo.calibration.objectives import Grid, Objective, OfClasses, OfLabels, OfValues, minimise
 from credo.errors import InvalidValue
 from credo.metrics.layouts import IGNORED
-from credo.posterior.arguments import whole
 from credo.posterior.base import Posterior
-from credo.posterior.isolation import undisturbed
+from credo.posterior.model_copy import undisturbed
 from credo.predict.functions import AnyPosterior, functions_of
 from credo.predict.inputs import Batch, Reader
 from credo.predict.likelihoods import (
@@ -32,6 +30,7 @@ from credo.predict.likelihoods import (
     likelihood_of,
 )
 from credo.predict.noise import Noise
+from credo.validate import whole
 
 Fit: TypeAlias = Literal["both", "scale", "temperature", "noise"]
 GAIN = 1e-6  # nats, relative to 1 + |NLL|: smaller differences are rounding, and change nothing
@@ -128,14 +127,14 @@ def calibrate(
 
 
 @dataclass(frozen=True)
-class Found:
+class Fitted:
     """A candidate: the scale, the temperature or multiple of the noise, and the NLL they give."""
 
     nll: float
     scale: float
     value: float
 
-    def better_than(self, other: "Found") -> bool:
+    def better_than(self, other: "Fitted") -> bool:
         return other.nll == math.inf > self.nll or self.nll < other.nll - GAIN * (1 + abs(other.nll))
 
 
@@ -154,7 +153,7 @@ class _Search:
     batch_size: int | None
     ignore_index: int | None
 
-    def given(self) -> Found:
+    def given(self) -> Fitted:
         """What the caller has, unchanged."""
         self._first = self._answered(self.posterior)
         value = _given_value(self.likelihood)
@@ -163,11 +162,11 @@ class _Search:
             raise InvalidValue(
                 "the validation NLL is not a number: the model's outputs or the targets are not finite"
             )
-        return Found(nll, 1.0, value)
+        return Fitted(nll, 1.0, value)
 
-    def best(self, before: Found, scale_too: bool, sharpness_too: bool) -> Found:
+    def best(self, before: Fitted, scale_too: bool, sharpness_too: bool) -> Fitted:
         start = before.value or self._first.mean_square() if sharpness_too else None
-        tried: dict[float, Found] = {}
+        tried: dict[float, Fitted] = {}
 
         def at(x: float) -> float:
             tried[x] = self._at_scale(math.exp(x), before.value, start)
@@ -188,17 +187,17 @@ class _Search:
         assert isinstance(self.posterior, Posterior)
         return self.posterior.scaled(scale)
 
-    def _at_scale(self, scale: float, given: float, start: float | None) -> Found:
+    def _at_scale(self, scale: float, given: float, start: float | None) -> Fitted:
         """The least NLL at a scale; with a `start`, over the temperatures or noises around it."""
         try:
             candidate = self.scaled(scale)
         except InvalidValue:  # variances out of the range of their dtype
-            return Found(math.inf, scale, given)
+            return Fitted(math.inf, scale, given)
         objective = self._first if scale == 1.0 else self._answered(candidate)
         if start is None:
-            return Found(objective.nll(given), scale, given)
+            return Fitted(objective.nll(given), scale, given)
         x, nll = minimise(lambda x: objective.nll(start * math.exp(x)), SHARPNESS, GAIN)
-        return Found(nll, scale, start * math.exp(x))
+        return Fitted(nll, scale, start * math.exp(x))
 
     def _answered(self, posterior: AnyPosterior) -> Objective:
         read = self.likelihood.read

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from credo.cli.exits import USAGE, exit_code, message_of
-from credo.cli.signals import terminable
+from credo.cli.exits import USAGE, exit_code, message_of, terminable
 
 __all__ = ["main"]
 

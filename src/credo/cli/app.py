@@ -2,16 +2,18 @@
 
 import inspect
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import tyro
 from tyro.conf import Positional, UseAppendAction, arg
 from tyro.extras import SubcommandApp
 
 from credo.cli.exits import OK
-from credo.cli.version import VERSION
 from credo.experiments.names import known
+
+VERSION: Final[str] = import_module("credo").__version__  # no layer imports the package that gathers them all
 
 Name = Annotated[Positional[str], arg(metavar="NAME")]
 Recipe = Annotated[Positional[str], arg(metavar="RECIPE")]
@@ -70,9 +72,9 @@ def list_(recipe: Annotated[Positional[str | None], arg(metavar="RECIPE")] = Non
     Args:
         recipe: show this one in full.
     """
-    from credo.cli.listing import show
+    from credo.cli.show import show_recipes
 
-    return show(recipe)
+    return show_recipes(recipe)
 
 
 def run(
@@ -113,7 +115,7 @@ def run(
         device: cpu, or cuda; under torchrun each process takes a GPU of its own.
         timeout: how long a process under torchrun waits for the others before it gives up.
     """
-    from credo.cli.runs import run as work
+    from credo.cli.run import run as work
 
     return work(recipe, only, size, set, seeds, out, data, resume, device, timeout, ensemble)
 
@@ -152,8 +154,8 @@ def queue(
         nice: 19 leaves the machine to everybody else, 0 competes.
         device: cpu, or cuda; all runs share it.
     """
+    from credo.cli.queue import Options
     from credo.cli.queue import queue as work
-    from credo.cli.queue_worker import Options
 
     return work(file, Options(out, results, data, threads, nice, device), jobs, status)
 
@@ -199,7 +201,7 @@ def tune(
         data: where the data sets lie; otherwise $CREDO_DATA, then ~/.cache/credo.
         device: cpu, or cuda.
     """
-    from credo.cli.tuning import tune as work
+    from credo.cli.run import tune as work
 
     return work(
         recipe, row, trials, minutes, validation, search, set, defaults, size, seed, seeds, out, data, device
@@ -217,7 +219,7 @@ def report(out: Annotated[Positional[Path], arg(metavar="DIR")], *, data: MaybeF
         out: the folder that was given to credo run as --out.
         data: where the data sets lie, for the figures that show inputs; else as in credo run.
     """
-    from credo.cli.runs import report as work
+    from credo.cli.run import report as work
 
     return work(out, data)
 
@@ -249,16 +251,16 @@ def predict(
         seed: of these draws.
         batch_size: inputs at a time.
     """
-    from credo.cli.predictions import predict as work
+    from credo.cli.predict import predict as work
 
     return work(run, inputs, out, samples, seed, batch_size)
 
 
 def info() -> int:
     """Versions, kernels and devices: what to send with a bug report."""
-    from credo.cli.info import show
+    from credo.cli.show import show_info
 
-    return show()
+    return show_info()
 
 
 def fetch(name: Name, *, data: MaybeFolder = None) -> int:
@@ -270,7 +272,7 @@ def fetch(name: Name, *, data: MaybeFolder = None) -> int:
         name: credo list shows them.
         data: where it goes; otherwise $CREDO_DATA, then ~/.cache/credo.
     """
-    from credo.cli.datasets import fetch as work
+    from credo.cli.show import fetch as work
 
     return work(name, data)
 
@@ -284,7 +286,7 @@ def check(name: Name, *, data: MaybeFolder = None) -> int:
         name: credo list shows them.
         data: where it lies; otherwise $CREDO_DATA, then ~/.cache/credo.
     """
-    from credo.cli.datasets import check as work
+    from credo.cli.show import check as work
 
     return work(name, data)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from credo.cli.exits import OK
-from credo.cli.processes import refuse_several
+from credo.cli.launch import refuse_several
 from credo.experiments import report
 from credo.experiments.names import known
 from credo.experiments.progress import Watcher
@@ -40,7 +40,7 @@ def demo(out: Path, methods: Sequence[str], seeds: int, epochs: int | None) -> i
         trainings(digits, "cpu", rows, overrides),
         seed_list(seeds),
     )  # refused before anything is drawn
-    with single_thread(), Bars(Console(stderr=True), list(plan), len(numbers)) as bars:
+    with single_thread(), MethodBars(Console(stderr=True), list(plan), len(numbers)) as bars:
         results = _train(digits, out, list(plan), numbers, overrides, bars)
     report.terminal(console, report.tables(results), notes=False)
     console.print(SAID)
@@ -70,7 +70,7 @@ def _train(
     rows: list[str],
     seeds: list[int],
     overrides: Mapping[str, object],
-    bars: "Bars",
+    bars: "MethodBars",
 ) -> list[Result]:
     """Seed by seed, so that the methods advance side by side; always afresh."""
     results = []
@@ -101,7 +101,7 @@ def single_thread() -> Iterator[None]:
 
 
 @final
-class Bars(Watcher):
+class MethodBars(Watcher):
     """A bar for each method, over all its seeds."""
 
     def __init__(self, console: Console, rows: Sequence[str], seeds: int) -> None:
@@ -119,7 +119,7 @@ class Bars(Watcher):
         }
         self._row = rows[0] if rows else ""
 
-    def __enter__(self) -> "Bars":
+    def __enter__(self) -> "MethodBars":
         self._progress.start()
         return self
 

@@ -10,6 +10,11 @@
 | 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM); run the same command again to resume |
 """
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Final
 
 from credo.errors import CredoError, IntegrityError, InvalidType, InvalidValue, LockedError, VersionError
@@ -61,3 +66,20 @@ def message_of(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is missing; install with: pip install 'credo[experiments]'"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM raises; threads other than the main one cannot receive signals and are left alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated()

@@ -5,28 +5,120 @@ killed at any moment, and the same command goes on. Two queues, or a queue and `
 lock of its folder decides, and a worker that finds it taken says so and is started again later.
 """
 
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import IO, Final
 
 from rich.console import Console
 
 from credo.cli.exits import BUSY, FAILED, INTERRUPTED, OK, TERMINATED
 from credo.cli.queue_view import View, show_status
-from credo.cli.queue_worker import Options, Worker
 from credo.errors import CredoError, InvalidValue, LockedError
 from credo.experiments.lock import locked
 from credo.experiments.queue_file import Job, load_queue
-from credo.experiments.queue_state import forget_failure, standing, write_failure
+from credo.experiments.queue_state import WORKER_LOG, forget_failure, standing, write_failure
 from credo.experiments.resuming import is_finished
 from credo.experiments.run_folder import RunFolder
 from credo.experiments.stopping import StopRequest, stop_request
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all runs of a queue share."""
+
+    out: Path
+    results: Path | None
+    data: Path | None
+    threads: int
+    nice: int
+    device: str
+
+
+def start(facts: str, log: IO[bytes], threads: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "credo.cli.worker", facts],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        bufsize=0,
+        env={**os.environ, **dict.fromkeys(THREADS, str(threads))},
+        start_new_session=True,  # Ctrl-C and Ctrl-Z are the queue's, which passes on what is meant
+    )
+
+
+class Worker:
+    def __init__(self, job: Job, options: Options) -> None:
+        """OSError if the folder, the log or the process cannot be made."""
+        self.job = job
+        folder = job.folder(options.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = {
+            "job": job.facts(),
+            "out": str(options.out),
+            "results": None if options.results is None else str(options.results),
+            "data": None if options.data is None else str(options.data),
+            "threads": options.threads,
+            "nice": options.nice,
+            "device": options.device,
+        }
+        self._log = folder / WORKER_LOG
+        with open(self._log, "ab") as log:
+            self._said_before = log.tell()
+            self._process = start(json.dumps(facts), log, options.threads)
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def code(self) -> int:
+        """Below 0: minus the signal that ended it."""
+        return self._process.wait()
+
+    def last_words(self) -> str:
+        """The last line that this worker has said, without warnings; nothing if there is none."""
+        try:
+            said = self._log.read_bytes()[self._said_before :]
+        except OSError:
+            return ""
+        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+        told = [line for line in lines if not line.startswith("credo: warning:")]
+        return told[-1].removeprefix("credo: ") if told else ""
+
+    def pause(self) -> None:
+        self._tell(b"p")
+
+    def go_on(self) -> None:
+        self._tell(b"c")
+
+    def stop(self) -> None:
+        """The step under way is finished and saved."""
+        if not self.ended:
+            self._process.terminate()
+
+    def leave(self) -> None:
+        """Its input ends, and with it the run, saved."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+
+    def _tell(self, order: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has just ended
+            self._process.stdin.write(order)
+
 
 LOOK: Final = 0.2  # seconds between two looks at the workers
 AGAIN: Final = (

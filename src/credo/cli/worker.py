@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from credo.cli import plain_warnings
-from credo.cli.exits import OK, exit_code, message_of
-from credo.cli.signals import terminable
+from credo.cli.exits import OK, exit_code, message_of, terminable
 from credo.experiments.ensembles import ensemble_of
 from credo.experiments.queue_file import Job, job_of
 from credo.experiments.queue_state import ProgressFile

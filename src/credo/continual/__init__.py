@@ -1,14 +1,11 @@
 """Task after task without the old data: yesterday's posterior is today's prior; and what it is compared with."""
 
-from credo.continual.coreset import Coreset
-from credo.continual.course import Course, learn
 from credo.continual.ewc import EWC, fisher
 from credo.continual.heads import MultiHead
-from credo.continual.learner import Learner, annealed, cross_entropies
+from credo.continual.learner import Learner, annealed, cross_entropies, merged, prior_for, reset_parameters
+from credo.continual.loop import Course, learn, share_left
 from credo.continual.point import Point
-from credo.continual.priors import merged, prior_for, reset_parameters
-from credo.continual.returning import share_left
-from credo.continual.tasks import Task
+from credo.continual.tasks import Coreset, Task
 from credo.continual.variational import Variational
 
 __all__ = [

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from credo.continual.ewc import EWC, fisher
-from credo.continual.learner import Annealing, Learner, Loss, annealed, cross_entropies
-from credo.continual.priors import reset_parameters
+from credo.continual.learner import Annealing, Learner, Loss, annealed, cross_entropies, reset_parameters
 from credo.continual.tasks import Batch, Task
 from credo.distributed import SharedGradients, world
 from credo.errors import InvalidValue

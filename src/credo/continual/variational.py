@@ -8,10 +8,17 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from credo.continual.coreset import Coreset, Kept, joined
-from credo.continual.learner import Annealing, Learner, Loss, annealed, cross_entropies
-from credo.continual.priors import merged, prior_for, reset_parameters
-from credo.continual.tasks import Task
+from credo.continual.learner import (
+    Annealing,
+    Learner,
+    Loss,
+    annealed,
+    cross_entropies,
+    merged,
+    prior_for,
+    reset_parameters,
+)
+from credo.continual.tasks import Coreset, StoredCoreset, Task, joined
 from credo.errors import CallOrderError, InvalidType
 from credo.optim.arguments import number, option, whole
 from credo.posterior import DiagonalPosterior, Posterior
@@ -63,14 +70,14 @@ class Variational(Learner):
         self.new_precision = number("new_precision", new_precision, 0, math.inf, open_low=True)
         self.coreset = coreset
         self.samples = whole("samples", samples, 1)
-        self._kept: list[Kept] = []
+        self._kept: list[StoredCoreset] = []
         self._looks: dict[str | None, Posterior] = {}  # by head: the posterior after a last look
 
     def _part(self, task: Task) -> Task:
         if self.coreset is None:
             return task
         rest, kept = self.coreset.split(task, torch.Generator().manual_seed(self._task_seed()))
-        self._kept = [*self._kept[: self.tasks], Kept.of(kept)]
+        self._kept = [*self._kept[: self.tasks], StoredCoreset.of(kept)]
         return rest
 
     def _prepared(self, part: Task) -> Any:
@@ -107,7 +114,7 @@ class Variational(Learner):
     def recall(self, memory: dict[str, Any]) -> None:
         tensors = memory["posterior"]
         self.posterior = tensors and DiagonalPosterior.from_tensors(tensors, memory["metadata"])
-        self._kept = [Kept(**kept) for kept in memory["kept"]]
+        self._kept = [StoredCoreset(**kept) for kept in memory["kept"]]
         self._looks.clear()
 
     def _after_a_look(self, head: str | None, inputs: Tensor, targets: Tensor) -> Posterior:

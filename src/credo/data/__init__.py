@@ -3,10 +3,9 @@
 from credo.data.augmentation import Augmentation, PadCropFlip, RandomCropFlip, RandomResizedCrop
 from credo.data.batches import Batches
 from credo.data.catalogue import names
-from credo.data.examples import Examples, LazyInputs, Splits
+from credo.data.examples import Examples, LazyInputs, Normalise, Splits
 from credo.data.fetching import fetch
 from credo.data.loading import CheckReport, FileReport, check, default_root, load
-from credo.data.normalise import Normalise
 
 __all__ = [
     "load",

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from credo.errors import InvalidType, InvalidValue
+from credo.errors import InvalidValue
 from credo.kernels.windows import windows
+from credo.validate import whole
 
 
 class Augmentation(ABC):
@@ -183,9 +184,6 @@ def _windows(count: int, spare_rows: int, spare_columns: int, generator: Generat
 
 def _check(rho: float, **sizes: int) -> None:
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise InvalidType(f"{name} must be an int, got {size!r}")
-        if size < 1:
-            raise InvalidValue(f"{name} must be at least 1, got {size}")
+        whole(name, size, at_least=1)
     if not 1 <= rho < float("inf"):
         raise InvalidValue(f"rho must be finite and at least 1, got {rho}")

@@ -1,17 +1,37 @@
 """Batches of tensors on the right device, in an order that can be left and taken up again anywhere."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from credo.data.augmentation import Augmentation
-from credo.data.examples import Examples, LazyInputs
-from credo.data.normalise import Normalise
-from credo.data.order import epoch_order, generator_for, share_of
+from credo.data.examples import Examples, LazyInputs, Normalise
 from credo.errors import InvalidType, InvalidValue
+from credo.validate import whole
+
+
+def generator_for(purpose: str, *where: int) -> Generator:
+    """A private stream for one purpose at one place; streams of different places are unrelated."""
+    label = ":".join([purpose, *map(str, where)]).encode()
+    seed = int.from_bytes(hashlib.blake2b(label, digest_size=8).digest(), "little")
+    return torch.Generator().manual_seed(seed)
+
+
+def epoch_order(count: int, shuffle: bool, seed: int, epoch: int) -> Tensor:
+    """The positions of all examples in the order of this epoch."""
+    if not shuffle:
+        return torch.arange(count)
+    return torch.randperm(count, generator=generator_for("order", seed, epoch))
+
+
+def share_of(count: int, rank: int, world: int) -> slice:
+    """The rank's part of `count` examples: contiguous, sizes differing by at most one, together all."""
+    return slice(count * rank // world, count * (rank + 1) // world)
+
 
 Batch = tuple[Tensor, Tensor]
 
@@ -46,10 +66,10 @@ class Batches:
     ) -> None:
         if not isinstance(examples, Examples):
             raise InvalidType(f"examples must be credo.data.Examples, got {type(examples).__name__}")
-        self.batch_size = _whole("batch_size", batch_size, at_least=1)
-        self.seed = _whole("seed", seed, at_least=0)
-        self.world = _whole("world", world, at_least=1)
-        self.rank = _whole("rank", rank, at_least=0, below=self.world)
+        self.batch_size = whole("batch_size", batch_size, at_least=1)
+        self.seed = whole("seed", seed, at_least=0)
+        self.world = whole("world", world, at_least=1)
+        self.rank = whole("rank", rank, at_least=0, below=self.world)
         if len(examples) == 0 or (drop_last and len(examples) < batch_size):
             raise InvalidValue(
                 f"{len(examples)} examples make no batch of {batch_size} (drop_last={drop_last})"
@@ -87,7 +107,7 @@ class Batches:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch."""
-        self.epoch, self.position = _whole("epoch", epoch, at_least=0), 0
+        self.epoch, self.position = whole("epoch", epoch, at_least=0), 0
 
     def state_dict(self) -> dict[str, int]:
         """Where we are, and what the order depends on."""
@@ -100,8 +120,8 @@ class Batches:
                 raise InvalidValue(
                     f"{name} was {state.get(name)!r} when saved and is {own} here; build the same Batches"
                 )
-        epoch = _whole("epoch", state.get("epoch"), at_least=0)
-        position = _whole("position", state.get("position"), at_least=0, below=len(self) + 1)
+        epoch = whole("epoch", state.get("epoch"), at_least=0)
+        position = whole("position", state.get("position"), at_least=0, below=len(self) + 1)
         self.epoch, self.position = epoch, position
 
     def _signature(self) -> dict[str, int]:
@@ -141,11 +161,3 @@ class Batches:
                     epoch, position = self.epoch, self.position
                     waiting = (epoch, position, pool.submit(self.batch, epoch, position))
                 yield batch
-
-
-def _whole(name: str, value: object, *, at_least: int, below: int = 2**63) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidType(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
-    if not at_least <= value < below:
-        raise InvalidValue(f"{name} must be at least {at_least} and below {below}, got {value}")
-    return value

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from credo.data import official
 from credo.data.download import Remote
 from credo.data.examples import Splits
-from credo.data.folder import Folder
 from credo.data.sets.cifar10 import read_cifar10
-from credo.data.sets.idx import read_fashion_mnist, read_mnist, read_notmnist
 from credo.data.sets.images import PhotographSet, UnfamiliarSet
+from credo.data.sets.mnist import read_fashion_mnist, read_mnist, read_notmnist
 from credo.data.sets.svhn import read_svhn
 from credo.data.sets.uci import NAMES as UCI_NAMES
 from credo.data.sets.uci import UciSet
+from credo.data.verify import Folder
 from credo.errors import InvalidType, InvalidValue
 
 SPLITS = 20  # standard splits of each UCI set

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
-from credo.data.folder import QUARANTINE
-from credo.data.formats.bounds import looks_like_html
-from credo.data.manifest import Entry
+from credo.data.verify import QUARANTINE, Entry, looks_like_html
 from credo.errors import FetchError, IntegrityError, InvalidValue
 
 TIMEOUT = 60.0  # seconds without a byte

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from credo.data.catalogue import DIGITS, DataSet, find
 from credo.data.examples import Splits
-from credo.data.folder import Folder, first_existing
-from credo.data.formats.images import SUFFIXES
-from credo.data.manifest import Entry, entry_of_file
 from credo.data.sets.digits import read_digits
+from credo.data.sets.images import SUFFIXES
+from credo.data.verify import Entry, Folder, entry_of_file, first_existing
 from credo.errors import IntegrityError
 
 
@@ -22,7 +21,7 @@ def load(name: str, root: Path | str | None = None) -> Splits:
     """A data set by its name, from the official files below `root` ($CREDO_DATA, else ~/.cache/credo).
 
     Every byte read is verified: against the official digests where these are known, against the folder's manifest
-    (see `credo.data.manifest`) once there is one. Anything else than the right data is an IntegrityError.
+    (see `credo.data.verify`) once there is one. Anything else than the right data is an IntegrityError.
     """
     if name == DIGITS:
         return read_digits()

@@ -6,7 +6,7 @@ published SHA-1 (CIFAR-10) or MD5 (MNIST) had been verified; they hold for every
 """
 
 from credo.data.download import Remote
-from credo.data.manifest import Entry
+from credo.data.verify import Entry
 
 _MNIST = "https://storage.googleapis.com/cvdf-datasets/mnist"
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"

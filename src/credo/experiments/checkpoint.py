@@ -24,7 +24,7 @@ import safetensors.torch
 from credo.errors import CredoError, IntegrityError
 from credo.experiments.manifest import MANIFEST, read_manifest, verified_bytes, write_manifest
 from credo.experiments.packing import pack, unpack
-from credo.posterior.atomic import write_atomically
+from credo.posterior.files import write_atomically
 
 CHECKPOINT: Final = re.compile(r"epoch-\d{6}-step-\d{12}")  # sorts by age
 TENSORS, NUMBERS = "state.safetensors", "state.json"

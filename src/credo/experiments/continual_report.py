@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from credo.experiments.continual_recipe import ContinualRecipe, Size
-from credo.posterior.atomic import write_atomically
+from credo.posterior.files import write_atomically
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]  # by row, one for each seed
 

@@ -25,7 +25,7 @@ from credo.experiments.results import Result, load_result
 from credo.experiments.resuming import is_finished
 from credo.experiments.run_folder import RunFolder, RunName
 from credo.experiments.tasks import task_of
-from credo.posterior.atomic import write_atomically
+from credo.posterior.files import write_atomically
 from credo.predict import Ensemble
 
 AVERAGED = ("train_accuracy", "train_nll", "epochs", "steps")

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from credo.data.batches import Batches
-from credo.data.examples import Examples
-from credo.data.normalise import Normalise
-from credo.data.order import share_of
+from credo.data.batches import Batches, share_of
+from credo.data.examples import Examples, Normalise
 from credo.experiments.ranks import Ranks
 from credo.experiments.tasks import Task
 from credo.predict.functions import AnyPosterior

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from credo import data
 from credo.data.augmentation import Augmentation
-from credo.data.examples import Examples, Splits
-from credo.data.normalise import Normalise
+from credo.data.examples import Examples, Normalise, Splits
 from credo.errors import InvalidType, InvalidValue
 from credo.experiments.recipe import Training
 

@@ -15,8 +15,8 @@ from credo.experiments.recipe import Training
 from credo.experiments.run_folder import RunFolder
 from credo.experiments.state import RunState
 from credo.posterior import DiagonalPosterior, Posterior
-from credo.posterior.atomic import write_atomically
-from credo.posterior.buffers import persistent_buffers
+from credo.posterior.base import persistent_buffers
+from credo.posterior.files import write_atomically
 
 FORMAT_VERSION = 1
 Prediction = dict[str, Tensor]

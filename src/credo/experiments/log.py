@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from credo.errors import IntegrityError
-from credo.posterior.atomic import write_atomically
+from credo.posterior.files import write_atomically
 
 TIMES: Final = frozenset({"seconds"})
 LogRow = dict[str, Any]

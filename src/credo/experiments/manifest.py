@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from credo.errors import IntegrityError, VersionError
 from credo.experiments.names import PLAIN_NAME
-from credo.posterior.atomic import write_atomically
+from credo.posterior.files import write_atomically
 
 MANIFEST: Final = "manifest.json"
 FORMAT_VERSION: Final = 1

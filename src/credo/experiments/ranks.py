@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from credo.data.order import generator_for
+from credo.data.batches import generator_for
 from credo.distributed import World, agree, data_share, gather, outcome_of_all, outcome_of_first, world
 
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from credo.experiments.observation_noise import cross_fitted_noise, fit_noise, g
 from credo.experiments.results import Result, load_result
 from credo.experiments.run_folder import RunFolder
 from credo.experiments.temperature import cross_fitted, fit_temperature, scaled
-from credo.posterior.atomic import write_atomically
+from credo.posterior.files import write_atomically
 
 FORMAT: Final = 1
 HALVES: Final = "halves of the test data, each for the other"

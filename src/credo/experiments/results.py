@@ -10,7 +10,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor, nn
 
-from credo.data.normalise import Normalise
+from credo.data.examples import Normalise
 from credo.data.sets.digits import NORMALISE as DIGITS
 from credo.errors import InvalidValue
 from credo.experiments.log import LogRow, read_log

@@ -26,7 +26,7 @@ from credo.experiments.lock import locked
 from credo.experiments.log import to_json
 from credo.experiments.machine import provenance
 from credo.experiments.recipe import Training
-from credo.posterior.atomic import write_atomically
+from credo.posterior.files import write_atomically
 
 # A run whose state would not fit another value of these is another run; the rest may drift, with a warning.
 IDENTITY: Final = frozenset({"method", "model", "model_options", "data", "task", "seed"}) | {

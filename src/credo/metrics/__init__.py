@@ -8,6 +8,7 @@ What can only be a mistake (logits, no rows, a class that does not exist) is an 
 
 from credo.metrics.calibration import (
     CalibrationCurve,
+    RunningScores,
     adaptive_ece,
     calibration_curve,
     classwise_ece,
@@ -20,11 +21,9 @@ from credo.metrics.continual import (
     forgetting,
 )
 from credo.metrics.evaluate import evaluate
-from credo.metrics.ood import fpr_at_tpr, ood_auroc
-from credo.metrics.ranking import RiskCoverage, aurc, auroc, risk_coverage
+from credo.metrics.ranking import RiskCoverage, aurc, auroc, fpr_at_tpr, ood_auroc, risk_coverage
 from credo.metrics.regression import coverage, crps, gaussian_nll, rmse
 from credo.metrics.scores import accuracy, brier, entropy, nll
-from credo.metrics.streaming import RunningScores
 
 __all__ = [
     "accuracy",

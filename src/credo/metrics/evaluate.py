@@ -13,8 +13,7 @@ from credo.errors import InvalidType, InvalidValue
 from credo.metrics import regression
 from credo.metrics.calibration import ece
 from credo.metrics.layouts import IGNORED, class_rows, label_targets, tensor_of
-from credo.metrics.ood import fpr_at_tpr, ood_auroc
-from credo.metrics.ranking import auroc
+from credo.metrics.ranking import auroc, fpr_at_tpr, ood_auroc
 from credo.metrics.scores import accuracy, brier, nll
 from credo.predict.prediction import MultilabelPrediction
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from credo.errors import InvalidValue
-from credo.models.arguments import dropout_layer, positive_int
+from credo.models.parts import dropout_layer
+from credo.validate import positive_int
 
 
 class MLP(nn.Module):

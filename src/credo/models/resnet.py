@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from credo.errors import InvalidValue
-from credo.models.arguments import dropout_layer, dropout_rate, positive_int
+from credo.models.parts import dropout_layer, dropout_rate
+from credo.validate import positive_int
 
 Stem = Literal["imagenet", "cifar"]
 

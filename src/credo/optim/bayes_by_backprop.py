@@ -32,7 +32,7 @@ from credo.optim.reparameterisation import Uncertain
 from credo.optim.reparameterised_blocks import ReparameterisedOptimizer, shared_samples
 from credo.optim.shards import WIDTHS, ElementShards, whole
 from credo.posterior import DiagonalPosterior, Posterior
-from credo.posterior.gaussian import kl_terms, total
+from credo.posterior.diagonal import kl_terms, sum_terms
 
 Row = list[Tensor] | tuple[Tensor, ...]  # one tensor for each parameter
 RELATIVE = "relative"
@@ -316,4 +316,4 @@ class BayesByBackprop(ReparameterisedOptimizer):
                 precision = torch.as_tensor(state.get("prior_precision", group["prior_precision"])).double()
                 prior_mean = state.get("prior_mean", torch.zeros_like(variance))
                 terms.append(kl_terms(p.detach(), variance, prior_mean, precision.reciprocal()))
-        return total(terms, self._all()[0].device)
+        return sum_terms(terms, self._all()[0].device)

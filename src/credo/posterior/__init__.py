@@ -3,12 +3,10 @@
 from credo.posterior.base import Posterior, Prior, Weights
 from credo.posterior.diagonal import DiagonalPosterior
 from credo.posterior.elbo import Elbo, elbo
-from credo.posterior.files import load_posterior
+from credo.posterior.files import load_posterior, register_kind
 from credo.posterior.kronecker import KroneckerPosterior
-from credo.posterior.layers import Layer
 from credo.posterior.low_rank import LowRankPosterior
-from credo.posterior.matrix_normal import Root
-from credo.posterior.registry import register_kind
+from credo.posterior.matrix_normal import Layer, Root
 
 __all__ = [
     "DiagonalPosterior",

@@ -1,6 +1,7 @@
 """The mean-field Gaussian: q(w) = Π N(wⱼ; μⱼ, σⱼ²). What VOGN, OGN, IVON and Bayes by Backprop leave."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, final
 
 import torch
@@ -8,11 +9,12 @@ from torch import Tensor
 
 from credo.errors import InvalidValue, UnsupportedOperation
 from credo.kernels.stacked_noise import sample_rows_
-from credo.posterior import gaussian
-from credo.posterior.arguments import json_copy, mismatches, named_tensors, positive
 from credo.posterior.base import Posterior, Prior, Weights
-from credo.posterior.noise import check_generator, keys
-from credo.posterior.registry import register_kind
+from credo.posterior.files import register_kind
+from credo.posterior.random import check_generator, keys
+from credo.validate import json_copy, mismatches, named_tensors, positive
+
+LOG_2PI = math.log(2 * math.pi)
 
 
 @final
@@ -84,23 +86,23 @@ class DiagonalPosterior(Posterior):
         self._check_same_weights("prior", prior._variance)
         there = prior.to(self.device)
         terms = (
-            gaussian.kl_terms(self._mean[name], variance, there._mean[name], there._variance[name])
+            kl_terms(self._mean[name], variance, there._mean[name], there._variance[name])
             for name, variance in self._variance.items()
         )
-        return gaussian.total(terms, self.device)
+        return sum_terms(terms, self.device)
 
     def entropy(self) -> Tensor:
-        return gaussian.total(map(gaussian.entropy_terms, self._variance.values()), self.device)
+        return sum_terms(map(entropy_terms, self._variance.values()), self.device)
 
     def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
         self._check_same_weights(
             "weights", {name: value for name, value in weights.items() if name not in self.deterministic}
         )
         terms = (
-            gaussian.log_prob_terms(weights[name].to(self.device), self._mean[name], variance)
+            log_prob_terms(weights[name].to(self.device), self._mean[name], variance)
             for name, variance in self._variance.items()
         )
-        return gaussian.total(terms, self.device)
+        return sum_terms(terms, self.device)
 
     def to(self, device: torch.device | str) -> "DiagonalPosterior":
         mean, variance = (
@@ -144,10 +146,8 @@ class DiagonalPosterior(Posterior):
         mean, variance = (
             torch.tensor(v, dtype=torch.float64, device=self.device) for v in (0.0, 1 / precision)
         )
-        terms = (
-            gaussian.kl_terms(self._mean[name], own, mean, variance) for name, own in self._variance.items()
-        )
-        return gaussian.total(terms, self.device)
+        terms = (kl_terms(self._mean[name], own, mean, variance) for name, own in self._variance.items())
+        return sum_terms(terms, self.device)
 
     def _check_same_weights(self, argument: str, other: Mapping[str, Tensor]) -> None:
         wrong = mismatches({name: v.shape for name, v in self._variance.items()}, other)
@@ -192,3 +192,28 @@ def _check_moments(mean: Weights, variance: Weights) -> None:
             raise InvalidValue(
                 f"variance of {name!r} is not positive and finite everywhere; leave it out if certain"
             )
+
+
+def sum_terms(terms: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Of independent Gaussians, accumulated in float64."""
+    return sum((term.sum() for term in terms), torch.zeros((), dtype=torch.float64, device=device))
+
+
+def kl_terms(mean: Tensor, variance: Tensor, prior_mean: Tensor, prior_variance: Tensor) -> Tensor:
+    """½(r − 1 − log r + (μ−μ₀)²/σ₀²) with r = σ²/σ₀², per weight."""
+    mean, variance, prior_mean, prior_variance = (
+        t.double() for t in (mean, variance, prior_mean, prior_variance)
+    )
+    excess = (variance - prior_variance) / prior_variance  # r − 1, without cancellation when q is near p
+    return 0.5 * (excess - torch.log1p(excess) + (mean - prior_mean) ** 2 / prior_variance)
+
+
+def entropy_terms(variance: Tensor) -> Tensor:
+    """½(1 + log 2πσ²), per weight."""
+    return 0.5 * (1 + LOG_2PI + variance.double().log())
+
+
+def log_prob_terms(value: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """−½(log 2πσ² + (w−μ)²/σ²), per weight."""
+    value, mean, variance = value.double(), mean.double(), variance.double()
+    return -0.5 * (LOG_2PI + variance.log() + (value - mean) ** 2 / variance)

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from credo.errors import InvalidType, InvalidValue
-from credo.posterior.arguments import positive, whole
 from credo.posterior.base import Posterior
-from credo.posterior.isolation import undisturbed
-from credo.posterior.stand_in import StandIn, device_of
+from credo.posterior.model_copy import StandIn, device_of, undisturbed
+from credo.validate import positive, whole
 
 
 @dataclass(frozen=True)

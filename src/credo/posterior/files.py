@@ -4,21 +4,25 @@ The digest covers every byte, header and data, with its own 64 digits read as ze
 verified, and no flipped bit passes. Nothing in a file is ever executed.
 """
 
+import contextlib
 import hashlib
 import json
+import os
 import re
+import secrets
 from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from credo.errors import CredoError, IntegrityError, InvalidType, VersionError
-from credo.posterior.atomic import write_atomically
-from credo.posterior.registry import class_of
+from credo.errors import CredoError, IntegrityError, InvalidType, InvalidValue, VersionError
+
+if TYPE_CHECKING:
+    from credo.posterior.base import Posterior
 
 if TYPE_CHECKING:
     from credo.posterior.base import Posterior
@@ -118,3 +122,65 @@ def _header(data: bytes) -> dict[str, str]:
     length = int.from_bytes(data[:8], "little")
     fields: dict[str, str] = json.loads(data[8 : 8 + length])["__metadata__"]
     return fields
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Temporary file in the same folder, flush, fsync, replace, fsync the folder.
+
+    On any error the old file is intact, the temporary one is gone, and an OSError names `path`.
+    """
+    temporary = (
+        path.parent / f".{secrets.token_hex(8)}.tmp"
+    )  # short: a long name plus a suffix may be too long
+    try:
+        try:
+            _write_durably(temporary, data)
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # the subclass follows from errno
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself survive a power cut; Windows cannot open folders and needs no such thing."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+PosteriorClass = TypeVar("PosteriorClass", bound="type[Posterior]")
+
+_KINDS: "dict[str, type[Posterior]]" = {}
+
+
+def register_kind(cls: PosteriorClass) -> PosteriorClass:
+    """Let `load_posterior` make this class from files that name its `kind`."""
+    if cls.kind in _KINDS:
+        raise InvalidValue(
+            f"kind {cls.kind!r} already stands for {_KINDS[cls.kind].__name__}; choose another"
+        )
+    _KINDS[cls.kind] = cls
+    return cls
+
+
+def class_of(kind: str) -> "type[Posterior]":
+    if kind not in _KINDS:
+        raise VersionError(
+            f"no posterior of kind {kind!r} here, only {', '.join(sorted(_KINDS))}; the file comes from a"
+            " newer credo (upgrade) or a class of your own (import it, with @register_kind, before loading)"
+        )
+    return _KINDS[kind]

@@ -2,6 +2,8 @@
 
 [W b] = M + R (S ∘ E) Cᵀ        by layer, see `matrix_normal`
 w = μ + σ·ε                     what has no Kronecker factors
+
+KL(q‖p) of a layer is exact: ½(tr PΣ + (μ−μ₀)ᵀP(μ−μ₀) − d − log|Σ| − log|P|), P the precision of the prior.
 """
 
 from collections.abc import Mapping
@@ -12,14 +14,20 @@ import torch
 from torch import Tensor
 
 from credo.errors import InvalidValue, UnsupportedOperation
-from credo.posterior import gaussian, kronecker_kl
-from credo.posterior.arguments import json_copy, mismatches, named_tensors, positive
 from credo.posterior.base import Posterior, Prior, Weights
-from credo.posterior.diagonal import DiagonalPosterior, scaled_variance
-from credo.posterior.layers import Layer
-from credo.posterior.matrix_normal import Root
-from credo.posterior.noise import check_generator, standard_normal
-from credo.posterior.registry import register_kind
+from credo.posterior.diagonal import (
+    LOG_2PI,
+    DiagonalPosterior,
+    entropy_terms,
+    kl_terms,
+    log_prob_terms,
+    scaled_variance,
+    sum_terms,
+)
+from credo.posterior.files import register_kind
+from credo.posterior.matrix_normal import Layer, Root
+from credo.posterior.random import check_generator, standard_normal
+from credo.validate import json_copy, mismatches, named_tensors, positive
 
 
 @final
@@ -123,39 +131,35 @@ class KroneckerPosterior(Posterior):
                 "prior has other layers than the posterior; use DiagonalPosterior(prior.mean, prior.variance)"
             )
         terms = [
-            kronecker_kl.to_layer(layer, self._mean, others[name].root, mean)
+            _kl_to_layer(layer, self._mean, others[name].root, mean)
             if others
-            else kronecker_kl.to_diagonal(layer, self._mean, mean, variance)
+            else _kl_to_diagonal(layer, self._mean, mean, variance)
             for name, layer in self._layers.items()
         ]
-        rest = (gaussian.kl_terms(self._mean[n], own, mean[n], variance[n]) for n, own in self._rest.items())
-        return gaussian.total((*terms, *rest), self.device)
+        rest = (kl_terms(self._mean[n], own, mean[n], variance[n]) for n, own in self._rest.items())
+        return sum_terms((*terms, *rest), self.device)
 
     def _kl_to_precision(self, precision: float) -> Tensor:
-        layers = (kronecker_kl.to_precision(v, self._mean, precision) for v in self._layers.values())
+        layers = (_kl_to_number(v, self._mean, precision) for v in self._layers.values())
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
-        rest = (
-            gaussian.kl_terms(self._mean[n], own, zero, zero + 1 / precision) for n, own in self._rest.items()
-        )
-        return gaussian.total((*layers, *rest), self.device)
+        rest = (kl_terms(self._mean[n], own, zero, zero + 1 / precision) for n, own in self._rest.items())
+        return sum_terms((*layers, *rest), self.device)
 
     def entropy(self) -> Tensor:
-        each = 1 + gaussian.LOG_2PI
+        each = 1 + LOG_2PI
         roots = [layer.root for layer in self._layers.values()]
         terms = [0.5 * (root.shape.numel() * each + root.log_det()) for root in roots]
-        return gaussian.total((*terms, *map(gaussian.entropy_terms, self._rest.values())), self.device)
+        return sum_terms((*terms, *map(entropy_terms, self._rest.values())), self.device)
 
     def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
         given = {name: w.to(self.device) for name, w in weights.items() if name not in self._certain}
         self._check_same_weights("weights", given)
-        terms = [
-            gaussian.log_prob_terms(given[n], self._mean[n], variance) for n, variance in self._rest.items()
-        ]
+        terms = [log_prob_terms(given[n], self._mean[n], variance) for n, variance in self._rest.items()]
         for layer in self._layers.values():
             away = layer.packed(given).double() - layer.packed(self._mean).double()
-            standard = layer.root.whiten(away).square() + gaussian.LOG_2PI
+            standard = layer.root.whiten(away).square() + LOG_2PI
             terms.append(-0.5 * (standard.sum() + layer.root.log_det()))
-        return gaussian.total(terms, self.device)
+        return sum_terms(terms, self.device)
 
     def to(self, device: torch.device | str) -> "KroneckerPosterior":
         mean, variance = ({n: t.to(device) for n, t in part.items()} for part in (self._mean, self._rest))
@@ -217,3 +221,36 @@ class KroneckerPosterior(Posterior):
         wanted = {name: m.shape for name, m in self._mean.items() if name not in self._certain}
         if wrong := mismatches(wanted, other):
             raise InvalidValue(f"{argument} and the posterior hold different weights: {wrong}")
+
+
+def _kl_to_layer(
+    own: Layer, mean: Mapping[str, Tensor], other: Root, other_mean: Mapping[str, Tensor]
+) -> Tensor:
+    """The prior of the layer is matrix-normal too."""
+    away = own.packed(mean).double() - own.packed(other_mean).double()
+    distance = other.whiten(away).square().sum()
+    return _kl(own.root, own.root.trace_under(other), distance, other.log_det())
+
+
+def _kl_to_diagonal(
+    own: Layer,
+    mean: Mapping[str, Tensor],
+    prior_mean: Mapping[str, Tensor],
+    prior_variance: Mapping[str, Tensor],
+) -> Tensor:
+    """The prior has a variance for each weight."""
+    spread = own.packed(prior_variance).double()
+    away = own.packed(mean).double() - own.packed(prior_mean).double()
+    trace = (own.root.variance().double() / spread).sum()
+    return _kl(own.root, trace, (away.square() / spread).sum(), spread.log().sum())
+
+
+def _kl_to_number(own: Layer, mean: Mapping[str, Tensor], precision: float) -> Tensor:
+    """The prior is N(0, 1/δ)."""
+    trace, distance = (precision * t.double().sum() for t in (own.root.variance(), own.packed(mean).square()))
+    size = own.root.shape.numel()
+    return _kl(own.root, trace, distance, -size * torch.tensor(precision, dtype=torch.float64).log())
+
+
+def _kl(root: Root, trace: Tensor, distance: Tensor, log_det: Tensor) -> Tensor:
+    return 0.5 * (trace + distance - root.shape.numel() + log_det - root.log_det())

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from credo.errors import InvalidValue, UnsupportedOperation
-from credo.posterior import gaussian
-from credo.posterior.arguments import json_copy, mismatches, named_tensors, positive
 from credo.posterior.base import Posterior, Prior, Weights
-from credo.posterior.diagonal import DiagonalPosterior
-from credo.posterior.noise import check_generator, standard_normal
-from credo.posterior.registry import register_kind
+from credo.posterior.diagonal import LOG_2PI, DiagonalPosterior, sum_terms
+from credo.posterior.files import register_kind
+from credo.posterior.random import check_generator, standard_normal
+from credo.validate import json_copy, mismatches, named_tensors, positive
 
 
 @final
@@ -125,11 +124,11 @@ class LowRankPosterior(Posterior):
             mean, variance = means[name].double(), variances[name].double().expand(self._mean[name].shape)
             away = (self._mean[name].double() - mean).square()
             terms.append((own[name].double() + away) / variance + variance.log() - 1)
-        return 0.5 * (gaussian.total(terms, self.device) - self._log_det())
+        return 0.5 * (sum_terms(terms, self.device) - self._log_det())
 
     def entropy(self) -> Tensor:
         size = sum(tensor.numel() for tensor in self._diagonal.values())
-        return 0.5 * (size * (1 + gaussian.LOG_2PI) + self._log_det())
+        return 0.5 * (size * (1 + LOG_2PI) + self._log_det())
 
     def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
         given = {n: w.to(self.device) for n, w in weights.items() if n not in self.deterministic}
@@ -139,7 +138,7 @@ class LowRankPosterior(Posterior):
         scaled = away / diagonal
         inner = factors @ scaled  # Fᵀ diag(σ⁻²) (w − μ)
         square = away @ scaled - inner @ torch.linalg.solve(self._capacitance(diagonal, factors), inner)
-        found: Tensor = -0.5 * (len(away) * gaussian.LOG_2PI + self._log_det() + square)
+        found: Tensor = -0.5 * (len(away) * LOG_2PI + self._log_det() + square)
         return found
 
     def to(self, device: torch.device | str) -> "LowRankPosterior":

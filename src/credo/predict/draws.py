@@ -9,7 +9,7 @@ from torch import Tensor
 
 from credo.kernels.scratch import expect_large_blocks
 from credo.posterior.base import Posterior, Weights
-from credo.posterior.stand_in import StandIn
+from credo.posterior.model_copy import StandIn
 
 LIMIT = 64 * 2**20  # bytes of stacked weights alive at a time
 Key: TypeAlias = tuple[object, ...]

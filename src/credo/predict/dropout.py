@@ -7,8 +7,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
-from credo.posterior.isolation import undisturbed
-from credo.posterior.stand_in import StandIn, device_of
+from credo.posterior.model_copy import StandIn, device_of, undisturbed
 from credo.predict.functions import Functions
 from credo.predict.inputs import Batch
 from credo.predict.masks import FixedMasks, derived_key

@@ -7,7 +7,7 @@ from torch import nn
 
 from credo.errors import InvalidType
 from credo.posterior.base import Posterior
-from credo.posterior.stand_in import StandIn
+from credo.posterior.model_copy import StandIn
 from credo.predict.inputs import Batch
 from credo.predict.outputs import Outputs, Read
 from credo.predict.sampled import SampledFunctions

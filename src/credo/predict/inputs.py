@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from credo.errors import InvalidType, InvalidValue
-from credo.posterior.stand_in import device_of, unwrapped
+from credo.posterior.model_copy import device_of, unwrapped
 
 TARGETS = frozenset({"label", "labels", "label_ids", "target", "targets"})
 

@@ -7,12 +7,12 @@ from typing import Literal, Protocol, TypeAlias, get_args
 from torch import Tensor
 
 from credo.errors import InvalidType, InvalidValue
-from credo.posterior.arguments import positive
 from credo.predict import outputs
 from credo.predict.averages import Average, ClassAverage, LabelAverage, RegressionAverage
 from credo.predict.noise import Noise, noise_variance
 from credo.predict.outputs import Outputs
 from credo.predict.prediction import AnyPrediction, MultilabelPrediction, Prediction, RegressionPrediction
+from credo.validate import positive
 
 Task: TypeAlias = Literal["classification", "binary", "multilabel", "regression"]
 TASKS: tuple[str, ...] = get_args(Task)

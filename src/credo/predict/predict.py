@@ -6,8 +6,7 @@ from torch import nn
 
 from credo.distributed import ALONE, world_asked_for
 from credo.errors import InvalidValue
-from credo.posterior.arguments import whole
-from credo.posterior.isolation import undisturbed
+from credo.posterior.model_copy import undisturbed
 from credo.predict.averages import first_examples, joined
 from credo.predict.functions import AnyPosterior, Functions, functions_of
 from credo.predict.inputs import Batch, Reader
@@ -16,6 +15,7 @@ from credo.predict.noise import Noise
 from credo.predict.outputs import Outputs
 from credo.predict.prediction import AnyPrediction, MultilabelPrediction, Prediction, RegressionPrediction
 from credo.predict.ranks import Turns, of_all_ranks
+from credo.validate import whole
 
 
 @overload

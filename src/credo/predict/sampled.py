@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.posterior.base import Posterior, Weights
-from credo.posterior.stand_in import StandIn
+from credo.posterior.model_copy import StandIn
 from credo.predict.draws import Stream, WeightDraws
 from credo.predict.inputs import Batch
 from credo.predict.outputs import Outputs, Read

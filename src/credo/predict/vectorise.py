@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from credo.curvature.vmap import Level
 from credo.posterior.base import Weights
-from credo.posterior.stand_in import StandIn
+from credo.posterior.model_copy import StandIn
 from credo.predict.image_rules import IMAGE_RULES
 from credo.predict.inputs import Batch
 from credo.predict.outputs import Outputs, Read

@@ -2,8 +2,7 @@
 
 import torch
 
-from credo.data.examples import Examples, Splits
-from credo.data.normalise import Normalise
+from credo.data.examples import Examples, Normalise, Splits
 from credo.errors import UnsupportedOperation
 
 TEST_SIZE = 360

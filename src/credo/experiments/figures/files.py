@@ -7,7 +7,7 @@ from typing import Final
 import matplotlib
 from matplotlib.figure import Figure
 
-from credo.posterior.atomic import write_atomically
+from credo.posterior.files import write_atomically
 
 NO_DATE: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}, "png": {}}
 

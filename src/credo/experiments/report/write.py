@@ -10,7 +10,7 @@ from credo.experiments.report.markdown import markdown
 from credo.experiments.report.page import Picture, html
 from credo.experiments.report.tables import tables
 from credo.experiments.results import Result
-from credo.posterior.atomic import write_atomically
+from credo.posterior.files import write_atomically
 
 USUAL = (
     "training_curves",

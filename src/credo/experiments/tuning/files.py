@@ -9,7 +9,7 @@ from credo.experiments.log import to_json
 from credo.experiments.recipe import Training
 from credo.experiments.tuning.outcome import Tuned
 from credo.experiments.tuning.page import page
-from credo.posterior.atomic import write_atomically
+from credo.posterior.files import write_atomically
 
 RECIPE, BEST, PAGE = "recipe.toml", "best.json", "tuning.html"
 

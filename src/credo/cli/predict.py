@@ -1,6 +1,13 @@
-"""What `credo predict` reads: folders of images, .npy and .safetensors files; nothing in them is ever executed."""
+"""`credo predict`: a saved run on new inputs, as a CSV.
 
+Inputs are folders of images, .npy and .safetensors files; nothing in them is ever executed.
+"""
+
+import csv
+import io
 import math
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,17 +17,74 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from credo.data.normalise import Normalise
+from credo.cli.exits import OK
+from credo.data.examples import Normalise
 from credo.errors import IntegrityError, InvalidValue
+from credo.experiments.results import Result, load_result
+from credo.posterior.files import write_atomically
+from credo.predict import Prediction
+from credo.predict import predict as predicted
+from credo.validate import whole
 
-IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
-ARRAYS = (".npy", ".safetensors")
+COLUMNS = ("input", "class", "probability", "entropy", "mutual_information")
 
 
 @dataclass(frozen=True)
 class Inputs:
     names: list[str]  # one an example, for the CSV's first column
     values: Tensor  # examples first
+
+
+def predict(run: Path, inputs: Path, out: Path, samples: int | None, seed: int, batch_size: int) -> int:
+    result = _finished(run)
+    stored = result.facts["inputs"]
+    given = read_inputs(inputs, tuple(stored["shape"]))
+    model, normalise = result.model(), result.normalise()
+    values, note = in_range(given.values, normalise)
+    batches = (normalise(part) for part in torch.split(values, whole("--batch-size", batch_size, at_least=1)))
+    count = result.training["samples"] if samples is None else whole("--samples", samples, at_least=1)
+    prediction = predicted(model, result.belief(model), batches, samples=count, seed=seed)
+    text = as_csv(given, prediction, stored["classes"])
+    if note:
+        print(f"{inputs} was read as {note}", file=sys.stderr)
+    if str(out) == "-":
+        sys.stdout.write(text)
+    else:
+        write_atomically(out, text.encode())
+        print(f"{len(given.names):,} inputs → {out}", file=sys.stderr)
+    return OK
+
+
+def as_csv(inputs: Inputs, prediction: Prediction, classes: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(_lines(inputs, prediction, classes))
+    return text.getvalue()
+
+
+def _lines(inputs: Inputs, prediction: Prediction, classes: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    best, at = prediction.probs.max(-1)
+    numbers = zip(
+        best.tolist(), prediction.entropy.tolist(), prediction.mutual_information.tolist(), strict=True
+    )
+    for name, k, values in zip(inputs.names, at.tolist(), numbers, strict=True):
+        yield name, str(classes[k]) if classes else str(k), *(f"{value:.6g}" for value in values)
+
+
+def _finished(run: Path) -> Result:
+    if not run.exists():
+        raise FileNotFoundError(f"there is no run folder {run}")
+    result = load_result(run)
+    if result.training["task"] != "classification":
+        raise InvalidValue(
+            f"{run} is a regression; the command line predicts classes, credo.predict in Python both"
+        )
+    return result
+
+
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+ARRAYS = (".npy", ".safetensors")
 
 
 def read_inputs(path: Path, shape: tuple[int, ...]) -> Inputs:

@@ -1,4 +1,4 @@
-"""`credo run` and `credo report`."""
+"""`credo run`, `credo report` and `credo tune`."""
 
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from credo.cli.exits import OK
-from credo.cli.processes import device_of_rank, process_group
+from credo.cli.launch import device_of_rank, process_group, refuse_several
 from credo.distributed import world
-from credo.errors import InvalidValue
+from credo.errors import InvalidType, InvalidValue
 from credo.experiments import report as reports
 from credo.experiments.config import load_recipe
 from credo.experiments.continual_recipe import Size
@@ -22,6 +22,8 @@ from credo.experiments.recipes import RECIPES
 from credo.experiments.recipes import recipe as recipe_of
 from credo.experiments.results import Result, load_results
 from credo.experiments.run import run as run_recipe
+from credo.experiments.tuning import tune_row
+from credo.experiments.tuning.files import PAGE, RECIPE
 
 SHOWN = ("accuracy", "rmse", "nll", "ece", "ood_auroc", "seconds_per_epoch")
 
@@ -116,3 +118,60 @@ def _watcher(title: str, folder: Path) -> Watcher:
 def _scores(result: Result) -> str:
     found = [(name, result.metrics[name]) for name in SHOWN if name in result.metrics]
     return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in found)
+
+
+def tune(
+    name: str,
+    row: str,
+    trials: int | None,
+    minutes: float | None,
+    validation: float,
+    search: Iterable[str],
+    assignments: Iterable[str],
+    defaults: bool,
+    size: str,
+    seed: int,
+    seeds: int,
+    out: Path,
+    data: Path | None,
+    device: str,
+) -> int:
+    refuse_several("credo tune")
+    if name in CONTINUAL:
+        raise InvalidValue(f"{name} is a stream of tasks, and credo tune is for recipes with a single one.")
+    found = tune_row(
+        named_recipe(name),
+        row,
+        size=size,
+        overrides=parse_assignments(assignments),
+        from_defaults=defaults,
+        validation_fraction=validation,
+        trials=trials,
+        minutes=minutes,
+        search=ranges(search),
+        out=out,
+        data_root=data,
+        seed=seed,
+        seeds=seeds,
+        device=device_of_rank(device),
+    )
+    print(found.table())
+    print(f"\n{found.constructor}\n")
+    print(f"plots and all trials: {found.folder / PAGE}")
+    recipe = found.folder / RECIPE
+    if recipe.exists():
+        print(f"on the test data: credo run {recipe} --out runs")
+    return OK
+
+
+def ranges(search: Iterable[str]) -> dict[str, tuple[float, float] | None] | None:
+    """["lr", "noise=0.5,2"] → {"lr": None, "noise": (0.5, 2.0)}; None for an empty list: all there are."""
+    found: dict[str, tuple[float, float] | None] = {}
+    for text in search:
+        name, sign, limits = text.partition("=")
+        try:
+            low, high = (float(part) for part in limits.split(",")) if sign else (0.0, 0.0)
+        except ValueError:
+            raise InvalidType(f"--search {text!r} must be NAME or NAME=LOW,HIGH with two numbers") from None
+        found[name.strip()] = (low, high) if sign else None
+    return found or None

@@ -1,13 +1,21 @@
-"""`credo list`: recipes, and one recipe in full."""
+"""What there is: `credo info`, `credo list`, `credo data fetch` and `credo data check`."""
 
-from collections.abc import Mapping
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from credo import data
-from credo.cli.exits import OK
+from credo import data, kernels
+from credo.cli.app import VERSION
+from credo.cli.exits import BAD_DATA, OK
 from credo.experiments.continual_recipe import ContinualRecipe
 from credo.experiments.continual_runs import CONTINUAL
 from credo.experiments.methods import METHODS
@@ -15,8 +23,54 @@ from credo.experiments.networks import NETWORKS
 from credo.experiments.recipe import Recipe, Row, Training
 from credo.experiments.recipes import RECIPES, recipe
 
+PACKAGES = (
+    "numpy",
+    "safetensors",
+    "rich",
+    "tyro",
+    "matplotlib",
+    "tensorboard",
+    "scikit-learn",
+    "scipy",
+    "pillow",
+)
 
-def show(name: str | None) -> int:
+
+def show_info() -> int:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in facts():
+        table.add_row(f"[bold]{name}[/bold]", value)
+    Console(highlight=False).print(table)
+    return OK
+
+
+def facts() -> Iterator[tuple[str, str]]:
+    status = kernels.status()
+    yield "credo", VERSION
+    yield "python", f"{platform.python_version()} on {platform.platform()}"
+    yield "torch", f"{torch.__version__}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
+    running = f"C++ ({status.instruction_set})" if status.enabled else "pure torch"
+    yield "kernels", f"{running}; {status.reason}"
+    yield "devices", ", ".join(_devices())
+    yield "packages", ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+
+
+def _devices() -> Iterator[str]:
+    yield "cpu"
+    for index in range(torch.cuda.device_count()):
+        yield f"cuda:{index} ({torch.cuda.get_device_name(index)})"
+    if torch.backends.mps.is_available():
+        yield "mps"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def show_recipes(name: str | None) -> int:
     console = Console(highlight=False)
     if name in CONTINUAL:
         _stream(console, CONTINUAL[name])
@@ -89,3 +143,31 @@ def _published(row: Row) -> str:
         f"{name} {mean:g}" + (f" ± {deviation:g}" if deviation is not None else "")
         for name, (mean, deviation) in row.published.items()
     )
+
+
+def fetch(name: str, folder: Path | None) -> int:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def received(file: str, size: int, total: int) -> None:
+            bar = bars.get(file)
+            bar = bars.setdefault(file, progress.add_task(file)) if bar is None else bar
+            progress.update(bar, completed=size, total=total)
+
+        report = data.fetch(name, folder, progress=received)
+    return told(report)
+
+
+def check(name: str, folder: Path | None) -> int:
+    return told(data.check(name, folder))
+
+
+def told(report: data.CheckReport) -> int:
+    """A good report on stdout; a bad one on stderr, one line a problem."""
+    if report.ok:
+        print(report)
+        return OK
+    for line in str(report).splitlines():
+        print(f"credo: {line}", file=sys.stderr)
+    return BAD_DATA

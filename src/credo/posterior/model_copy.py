@@ -5,17 +5,21 @@ flips its flags: another thread, a hook or an interrupt can see either. The doub
 own and shares the parameters' memory, so making it costs microseconds a module and no copy of the weights.
 """
 
+import functools
+import types
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from credo.errors import CallOrderError, InvalidType, InvalidValue, UnsupportedOperation
-from credo.posterior.arguments import SHOWN
-from credo.posterior.buffers import untrained_statistics
-from credo.posterior.double import Doubles
+from credo.posterior.base import untrained_statistics
 from credo.posterior.naming import Names
+from credo.validate import SHOWN
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -146,3 +150,133 @@ def _refuse_what_cannot_be_doubled(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise CallOrderError(f"parameter {name!r} is lazy and has no shape yet; run one forward first")
+
+
+@contextmanager
+def undisturbed(seed: int, device: torch.device | None) -> Iterator[None]:
+    """No gradients inside, and what draws from the global generators gets numbers that depend on `seed` only.
+
+    Loaders shuffle and some models draw even in eval mode; afterwards the global state is bitwise as before.
+    Inference mode is lifted: its tensors keep no version, which would tell that a model wrote to its input.
+    """
+    accelerated = device is not None and device.type not in ("cpu", "meta")
+    kind = device.type if device is not None and accelerated else "cuda"
+    devices = [device.index or 0] if device is not None and accelerated else []
+    with torch.random.fork_rng(devices, device_type=kind):
+        torch.default_generator.manual_seed(seed)
+        if accelerated:
+            torch.get_device_module(device).manual_seed(seed)
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+
+
+class Doubles:
+    """`root` is the double of the model; `slots[id(t)]` are the (container, key) places that hold tensor t.
+
+    What leads from a module back into the tree is followed, or the double would call the original:
+    containers, bound methods, partials, closures, hooks. Other objects are shared. So are parameters;
+    buffers are copied.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.slots: defaultdict[int, list[tuple[Any, Any]]] = defaultdict(list)
+        self._modules = {id(module) for module in model.modules()}
+        self._parameters = {id(parameter) for parameter in model.parameters()}
+        self._memo: dict[int, object] = {id(b): b.detach().clone() for b in model.buffers()}
+        self._buffers = set(self._memo)
+        self.root: nn.Module = self._module(model)
+
+    def _of(self, value: object) -> object:
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if id(value) in self._modules and isinstance(value, nn.Module):
+            return self._module(value)
+        double = _FOLLOWED.get(type(value))
+        return value if double is None else double(self, value)
+
+    def _module(self, module: nn.Module) -> nn.Module:
+        twin: nn.Module = object.__new__(type(module))
+        self._memo[id(module)] = twin
+        self._fill(twin.__dict__, module.__dict__)
+        twin.__dict__["training"] = False
+        twin.__dict__.pop("_compiled_call_impl", None)  # module.compile() bound it to the original
+        return twin
+
+    def _fill(self, twin: dict[Any, object], source: dict[Any, object]) -> None:
+        for key, value in source.items():
+            twin[key] = self._of(value)
+            self._note(value, twin, key)
+
+    def _note(self, value: object, container: object, key: object) -> None:
+        if id(value) in self._parameters or id(value) in self._buffers:
+            self.slots[id(value)].append((container, key))
+
+    def _mapping(self, source: dict[object, object]) -> object:
+        twin = source.copy()
+        self._memo[id(source)] = twin
+        self._fill(twin, source)
+        return twin
+
+    def _list(self, source: list[object]) -> object:
+        twin: list[object] = []
+        self._memo[id(source)] = twin
+        for key, value in enumerate(source):
+            twin.append(self._of(value))
+            self._note(value, twin, key)
+        return twin
+
+    def _tuple(self, source: tuple[object, ...]) -> object:
+        return tuple(map(self._of, source))
+
+    def _method(self, source: types.MethodType) -> object:
+        return types.MethodType(source.__func__, self._of(source.__self__))
+
+    def _partial(self, source: "functools.partial[object]") -> object:
+        function: Any = self._of(source.func)
+        keywords = {key: self._of(value) for key, value in source.keywords.items()}
+        return functools.partial(function, *map(self._of, source.args), **keywords)
+
+    def _function(self, source: types.FunctionType) -> object:
+        """A function whose closure reaches into the tree is made anew over the doubles; others are shared."""
+        self._memo[id(source)] = source  # it may close over itself
+        cells = source.__closure__ or ()
+        twins = [self._cell(cell) for cell in cells]
+        if all(twin is cell for twin, cell in zip(twins, cells, strict=True)):
+            return source
+        code, scope = source.__code__, source.__globals__
+        twin = types.FunctionType(code, scope, source.__name__, source.__defaults__, tuple(twins))
+        twin.__kwdefaults__ = source.__kwdefaults__
+        twin.__dict__.update(source.__dict__)
+        self._memo[id(source)] = twin
+        return twin
+
+    def _cell(self, cell: types.CellType) -> types.CellType:
+        try:
+            content = cell.cell_contents
+        except ValueError:  # not assigned yet
+            return cell
+        if isinstance(content, dict | list) and not self._leads_back(content, set()):
+            return cell  # somebody's records, to be written as ever
+        twin = self._of(content)
+        return cell if twin is content else types.CellType(twin)
+
+    def _leads_back(self, value: object, seen: set[int]) -> bool:
+        if id(value) in self._modules | self._parameters | self._buffers:
+            return True
+        if id(value) in seen or not isinstance(value, dict | list | tuple):
+            return False
+        seen.add(id(value))
+        return any(
+            self._leads_back(item, seen) for item in (value.values() if isinstance(value, dict) else value)
+        )
+
+
+_FOLLOWED: dict[type, Any] = {
+    dict: Doubles._mapping,
+    OrderedDict: Doubles._mapping,
+    list: Doubles._list,
+    tuple: Doubles._tuple,
+    types.MethodType: Doubles._method,
+    functools.partial: Doubles._partial,
+    types.FunctionType: Doubles._function,
+}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from credo.data.formats.bounds import damaged
+from credo.data.verify import damaged
 
 MARK = object()
 NUMBERS = {"u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8", "b1"}

@@ -2,9 +2,15 @@
 
 A rank that fails leaves its message with the others' store. A rank that then waits in vain adds it to its own, and one
 that fails with the same words keeps silent.
+
+After a worker has died torchrun starts all of them again, with the same store: the addresses of the dead are still in
+it. So every process brings a token that nobody has had before (`met`). Rank 0 answers to each token it sees, stale ones
+too, with its own, which names this start; only the living answer back.
 """
 
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -12,14 +18,11 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-
-# Imported while there is a group (the first optimiser does), this keeps it in the defaults of its functions. The
-# group's threads would then outlive it, and one that lets go of a tensor as the interpreter ends aborts the process.
 import torch.distributed.nn.functional
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from credo.cli.exits import exit_code, message_of
-from credo.cli.meeting import met
 from credo.errors import CallOrderError, InvalidValue, RankLost
 from credo.experiments.stopping import Terminated
 
@@ -110,3 +113,34 @@ def _first_cause(store: Any, own: str) -> str:
         return str(store.compare_set(CAUSE, "", own).decode())
     except RuntimeError:
         return own
+
+
+PAUSE = 0.01  # seconds between looks
+
+
+def met(store: Any, rank: int, size: int, patience: timedelta) -> Any:
+    """A store of this start alone, once all ranks are there; its own timeouts count from now on."""
+    token = secrets.token_hex(8)
+    if rank == 0:
+        _welcome_all(store, token, size, patience)
+        return PrefixStore(token, store)
+    store.set(f"credo/hello/{rank}", token)
+    store.wait([f"credo/welcome/{token}"], patience)
+    start = store.get(f"credo/welcome/{token}").decode()
+    store.set(f"credo/{start}/{rank}", "here")
+    store.wait([f"credo/{start}/begin"], patience)
+    return PrefixStore(start, store)
+
+
+def _welcome_all(store: Any, start: str, size: int, patience: timedelta) -> None:
+    end, missing = time.monotonic() + patience.total_seconds(), set(range(1, size))
+    while missing:
+        for rank in sorted(missing):
+            if store.check([f"credo/hello/{rank}"]):
+                token = store.get(f"credo/hello/{rank}").decode()
+                store.set(f"credo/welcome/{token}", start)
+        missing = {rank for rank in missing if not store.check([f"credo/{start}/{rank}"])}
+        if missing and time.monotonic() > end:
+            raise RankLost(f"rank 0 has waited {patience} for ranks {sorted(missing)[:8]} to start.")
+        time.sleep(PAUSE if missing else 0)
+    store.set(f"credo/{start}/begin", "")

@@ -25,7 +25,19 @@ def whole(argument: str, value: object, at_least: int, below: int = 2**63) -> in
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidType(f"{argument} must be an int, got {value!r} of type {type(value).__name__}")
     if not at_least <= value < below:
-        raise InvalidValue(f"{argument} must be at least {at_least} and below {below}, got {value}")
+        limit = f" and below {below}" if below < 2**63 or value >= below else ""
+        raise InvalidValue(f"{argument} must be at least {at_least}{limit}, got {value}")
+    return value
+
+
+def positive_int(argument: str, value: object, at_least: int = 1) -> int:
+    """An int that is the size of something: of a layer, an image."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidType(
+            f"{argument}={value!r} is a {type(value).__name__}; give an int of at least {at_least}"
+        )
+    if value < at_least:
+        raise InvalidValue(f"{argument}={value} is too small; give an int of at least {at_least}")
     return value
 
 
