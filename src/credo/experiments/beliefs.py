@@ -11,7 +11,7 @@ from typing import Any, Final, final
 from torch import Tensor, nn
 
 from credo.baselines import SWAG, laplace
-from credo.baselines.laplace import STRUCTURES
+from credo.baselines.laplace_fit import STRUCTURES
 from credo.errors import CallOrderError, InvalidValue
 from credo.experiments.names import known
 from credo.experiments.tasks import Task, noise_of

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from credo.curvature.torch_private import saved
 from credo.errors import UnsupportedOperation
 
 _MEAN, _SUM = 1, 2  # torch's numbers for a loss's reduction
@@ -46,8 +47,8 @@ def _reduced(node: Any) -> int | None:
         return _MEAN
     if name == "Sum":
         below = node.next_functions[0][0]
-        return _SUM if below is not None and getattr(below, "_saved_reduction", None) == 0 else None
-    return getattr(node, "_saved_reduction", None)
+        return _SUM if below is not None and saved(below, "reduction", None) == 0 else None
+    return saved(node, "reduction", None)  # type: ignore[no-any-return]
 
 
 def _name(node: Any) -> str:

@@ -72,7 +72,7 @@ class ReparameterisedOptimizer(BayesianOptimizer):
 def _uncompiled() -> AbstractContextManager[object]:
     """Compiled functions that are called inside run as they were written: a compiler would not see the noise."""
     # Without dynamo, whose import takes seconds, nothing is compiled.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()  # type: ignore[no-untyped-call]
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def shared_samples(samples: int, of_convolutions: int | None) -> int | None:
