@@ -5,7 +5,6 @@ torch's optimisers have their own defaults; SGD, which has no default that train
 """
 
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -40,7 +39,7 @@ METHODS: dict[str, Make] = {
     "IVON": _ours(credo.IVON),
     "KFAC": _ours(credo.KFAC),
     "NoisyKFAC": _ours(credo.NoisyKFAC),
-    "BayesByBackprop": _ours(partial(credo.BayesByBackprop, initial_log_variance="relative")),
+    "BayesByBackprop": _ours(credo.BayesByBackprop),
 }
 
 if find_spec("ivon") is not None:

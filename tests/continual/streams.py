@@ -37,7 +37,9 @@ def noisy_kfac(model: nn.Module, data_size: int, prior: credo.Posterior | None, 
 
 
 def bbb(model: nn.Module, data_size: int, prior: credo.Posterior | None, seed: int) -> credo.BayesByBackprop:
-    return credo.BayesByBackprop(model, 1e-2, data_size=data_size, prior=prior, seed=seed)
+    return credo.BayesByBackprop(
+        model, 1e-2, data_size=data_size, prior=prior, seed=seed, initial_log_variance=-6.0
+    )
 
 
 def ivon(model: nn.Module, data_size: int, prior: credo.Posterior | None, seed: int) -> credo.IVON:

@@ -59,7 +59,9 @@ def vogn(model: nn.Module, data_size: int, prior: credo.Posterior | None, seed: 
 
 
 def bbb(model: nn.Module, data_size: int, prior: credo.Posterior | None, seed: int) -> credo.BayesByBackprop:
-    return credo.BayesByBackprop(model, 0.05, data_size=data_size, prior=prior, seed=seed)
+    return credo.BayesByBackprop(
+        model, 0.05, data_size=data_size, prior=prior, seed=seed, initial_log_variance=-6.0
+    )
 
 
 @pytest.mark.parametrize("start", ["fresh", "mean"])

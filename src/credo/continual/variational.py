@@ -82,12 +82,16 @@ class Variational(Learner):
 
     def _prepared(self, part: Task) -> Any:
         prior = prior_for(self.model, self.posterior, self.new_precision)
-        optimizer = self.make_optimizer(self.model, len(part), prior, self._task_seed())
-        if self.start == "fresh":
-            reset_parameters(self.model, self._task_seed())
-        else:
-            self._move_to(self.posterior)
-        return optimizer
+        before = self._weights()
+        try:
+            if self.start == "fresh":  # before the optimiser, whose numbers may follow the weights it is handed
+                reset_parameters(self.model, self._task_seed())
+            else:
+                self._move_to(self.posterior)
+            return self.make_optimizer(self.model, len(part), prior, self._task_seed())
+        except BaseException:
+            self.model.load_state_dict(before)
+            raise
 
     def _take_step(self, optimizer: Any, inputs: Tensor, targets: Tensor) -> Tensor:
         loss: Tensor = optimizer.step(lambda: self.loss(self.model(inputs), targets))
@@ -129,9 +133,12 @@ class Variational(Learner):
                 self._looks[head] = merged(self.posterior, optimizer.posterior())
         return self._looks[head]
 
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
     @contextmanager
     def _weights_kept(self) -> Iterator[None]:
-        before = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        before = self._weights()
         try:
             yield
         finally:

@@ -7,8 +7,8 @@ With N the data size times ρ and q = N(μ, diag σ²), it minimises
 ℓ̄ the mean loss over examples, the KL summed over all weights. The gradient of the first term is taken at samples,
 that of the second is exact. What is moved beside μ is log σ².
 
-With initial_log_variance="relative" σ starts at κ of the weights, tensor by tensor (κ as in `relative`), so that it
-drowns nothing, and τ is 0.1: with a KL of full weight deep networks do not begin to learn in the time that Adam takes.
+By default σ starts at κ of the weights, tensor by tensor (κ as in `relative`), so that it drowns nothing, and τ is 0.1:
+with a KL of full weight deep networks do not begin to learn in the time that Adam takes.
 """
 
 import math
@@ -35,7 +35,7 @@ from credo.posterior import DiagonalPosterior, Posterior
 from credo.posterior.diagonal import kl_terms, sum_terms
 
 Row = list[Tensor] | tuple[Tensor, ...]  # one tensor for each parameter
-RELATIVE = "relative"
+RELATIVE: Literal["relative"] = "relative"
 LR, RELATIVE_LR = 3e-3, 1e-3
 TEMPERING = 0.1  # τ beside a start that is relative to the weights
 LOG_VARIANCES = (-60.0, 60.0)  # between these a variance is a positive float32, whatever the inner one does
@@ -82,7 +82,7 @@ class BayesByBackprop(ReparameterisedOptimizer):
         Inside a block the weights then hold the mean, and no single sample exists; `p.detach()` shows one.
     initial_log_variance: where log σ² starts; "relative": σ at κ of the tensor's weights; None: at the prior's.
     initial_mean_sd: draws μ anew from N(0, sd²), the paper's 0.1 say; None keeps the model's own initialisation.
-    tempering: τ; None: 1, or 0.1 with initial_log_variance="relative".
+    tempering: τ; None: 0.1 with initial_log_variance="relative" and without `prior`, else 1.
     mc_samples: K samples a step, each on the whole minibatch.
     convolution_samples: how many of these K the convolutions have (the paper: K = 10, and 1 of them); each is shared by
         K/convolution_samples samples of the other layers. None: as many as the others.
@@ -110,7 +110,7 @@ class BayesByBackprop(ReparameterisedOptimizer):
         vectorized: bool = False,
         local: bool = True,
         augmentation: float = 1.0,  # ρ
-        initial_log_variance: float | Literal["relative"] | None = -6.0,  # log σ²
+        initial_log_variance: float | Literal["relative"] | None = RELATIVE,  # log σ²
         initial_mean_sd: float | None = None,
         reduction: str = "mean",
         seed: int = 0,
@@ -121,7 +121,7 @@ class BayesByBackprop(ReparameterisedOptimizer):
         defaults = {
             "lr": arguments.learning_rate((RELATIVE_LR if relative else LR) if lr is None else lr),
             "prior_precision": prior_precision,  # δ
-            "tempering": (TEMPERING if relative else 1.0) if tempering is None else tempering,  # τ
+            "tempering": (TEMPERING if relative and prior is None else 1.0) if tempering is None else tempering,
             "local": local,
             "noise": NOISE if relative else None,  # κ√L
         }
@@ -147,12 +147,12 @@ class BayesByBackprop(ReparameterisedOptimizer):
         share_noise(self.param_groups, self.defaults)
         if prior is not None:
             take_prior(self, prior)
+        if initial_mean_sd is not None:
+            self._initialise_means(initial_mean_sd)
         self._inner = Inner(inner, [self._inner_group(group) for group in self.param_groups])
         settings["inner"] = self._inner.method
         if sharded:
             self._inner.require_elementwise("sharded=True")
-        if initial_mean_sd is not None:
-            self._initialise_means(initial_mean_sd)
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         arguments.learning_rate(group["lr"])
@@ -260,8 +260,9 @@ class BayesByBackprop(ReparameterisedOptimizer):
 
     @torch.no_grad()
     def _initialise_means(self, sd: float) -> None:
+        certain = {p for group in self.param_groups if group["deterministic"] for p in group["params"]}
         for k, p in enumerate(self._all()):
-            if "log_variance" in self.state[p]:
+            if p not in certain:
                 noise.normal_(p, self.settings["seed"], INITIALISATION, k)
                 p.mul_(sd)
 
