@@ -84,7 +84,9 @@ class Variational(Learner):
         prior = prior_for(self.model, self.posterior, self.new_precision)
         before = self._weights()
         try:
-            if self.start == "fresh":  # before the optimiser, whose numbers may follow the weights it is handed
+            if (
+                self.start == "fresh"
+            ):  # before the optimiser, whose numbers may follow the weights it is handed
                 reset_parameters(self.model, self._task_seed())
             else:
                 self._move_to(self.posterior)

@@ -121,7 +121,9 @@ class BayesByBackprop(ReparameterisedOptimizer):
         defaults = {
             "lr": arguments.learning_rate((RELATIVE_LR if relative else LR) if lr is None else lr),
             "prior_precision": prior_precision,  # δ
-            "tempering": (TEMPERING if relative and prior is None else 1.0) if tempering is None else tempering,
+            "tempering": (TEMPERING if relative and prior is None else 1.0)
+            if tempering is None
+            else tempering,
             "local": local,
             "noise": NOISE if relative else None,  # κ√L
         }
