@@ -16,6 +16,7 @@ KEPT = torch.tensor([1, 0, 0, 1, 0, 0, 0, 1]).bool()
 IGNORED = torch.where(KEPT, Y, -100)
 ALL = torch.ones(M).bool()
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+SHARES = WEIGHTS[Y] / WEIGHTS[Y].mean()
 
 
 def own(z: Tensor, y: Tensor = Y) -> Tensor:
@@ -72,6 +73,43 @@ MEANS = {
         1.0,
     ),
     "scaled": (lambda z: (own(z).sum() / M) * 65536.0, ALL, 65536.0),
+    # Of a weighted mean, Σ wl/Σ w, the own loss is n times the share, too: wl over the mean weight.
+    "class weights": (lambda z: F.cross_entropy(z, Y, weight=WEIGHTS), ALL, SHARES),
+    "class weights, scaled": (lambda z: 65536 * F.cross_entropy(z, Y, weight=WEIGHTS), ALL, 65536 * SHARES),
+    "class weights, a sum divided": (
+        lambda z: F.cross_entropy(z, Y, weight=WEIGHTS, reduction="sum") / WEIGHTS[Y].sum(),
+        ALL,
+        SHARES,
+    ),
+    "class weights, own losses": (
+        lambda z: F.cross_entropy(z, Y, weight=WEIGHTS, reduction="none").sum() / WEIGHTS[Y].sum(),
+        ALL,
+        SHARES,
+    ),
+    "class weights, ignored": (
+        lambda z: F.cross_entropy(z, IGNORED, weight=WEIGHTS),
+        KEPT,
+        WEIGHTS[Y] / WEIGHTS[Y[KEPT]].mean(),
+    ),
+    "a class of no weight": (
+        lambda z: F.cross_entropy(z, Y, weight=torch.tensor([0.0, 2.0, 2.0], dtype=torch.float64)),
+        Y > 0,
+        1.0,
+    ),
+    "ignored, own losses": (
+        lambda z: F.cross_entropy(z, IGNORED, reduction="none").sum() / KEPT.sum(),
+        KEPT,
+        1.0,
+    ),
+    "weights of rows": (lambda z: (own(z) * WEIGHTS[Y]).sum() / WEIGHTS[Y].sum(), ALL, SHARES),
+    "weights of rows, of no weight": (
+        lambda z: (own(z) * WEIGHTS[Y] * KEPT).sum() / (WEIGHTS[Y] * KEPT).sum(),
+        KEPT,
+        WEIGHTS[Y] / WEIGHTS[Y[KEPT]].mean(),
+    ),
+    "weights that add up to one": (lambda z: (own(z) * (SHARES / M)).sum(), ALL, SHARES),
+    "weights, a scalar product": (lambda z: (SHARES / M) @ own(z), ALL, SHARES),
+    "weights, means of both": (lambda z: (own(z) * WEIGHTS[Y]).mean() / WEIGHTS[Y].mean(), ALL, SHARES),
 }
 
 
@@ -109,9 +147,8 @@ REFUSED = {
     "a sum, of mse": (lambda z: F.mse_loss(z, torch.zeros_like(z), reduction="sum"), "sums the losses"),
     "a sum over examples, a mean over classes": (lambda z: z.square().sum(0).mean(), "sums the losses"),
     "half a sum": (lambda z: 0.5 * own(z).sum(), "divided by 2"),
-    "class weights": (lambda z: F.cross_entropy(z, Y, weight=WEIGHTS), "weighted mean"),
-    "weights of rows": (lambda z: (own(z) * WEIGHTS[Y]).sum() / WEIGHTS[Y].sum(), "weighted mean"),
-    "class weights, ignored": (lambda z: F.cross_entropy(z, IGNORED, weight=WEIGHTS), "weighted mean"),
+    "weights, by another number": (lambda z: (own(z) * WEIGHTS[Y]).sum() / 5.3, "divided by 5.3"),
+    "weights of both signs": (lambda z: (own(z) * (WEIGHTS[Y] - 1)).sum() / 5.3, "divided by 5.3"),
     "some, by another number": (lambda z: own(z)[KEPT].sum() / 5, "3 examples in a batch of 8.*divided by 5"),
     "divided by too much": (lambda z: own(z).sum() / 20, "divided by more"),
     "a root": (lambda z: z.square().mean().sqrt(), "SqrtBackward0 comes after"),

@@ -77,7 +77,11 @@ def means(random: Random, shape: tuple[int, ...]) -> dict[str, Reduced]:
         else tokens.nonzero().flatten().tolist()
     )
     ambiguous = len(with_tokens) < m and tokens.sum() in (m, size)
-    keep = torch.tensor(some)
+    keep, shares = torch.tensor(some), torch.rand(m) + 0.1
+
+    def spread_of(values: Tensor) -> Tensor:
+        return values.view(-1, *[1] * (len(shape) - 1)).expand(shape)
+
     return {
         "mean": Reduced(lambda e: e.mean(), one / size, everyone),
         "mean of rows": Reduced(lambda e: rows(e).mean(), one / m, everyone),
@@ -117,6 +121,24 @@ def means(random: Random, shape: tuple[int, ...]) -> dict[str, Reduced]:
             None if ambiguous else with_tokens,
         ),
         "selected tokens": Reduced(lambda e: e[tokens > 0].mean(), tokens / tokens.sum(), with_tokens),
+        "weighted mean": Reduced(
+            lambda e: (rows(e) * shares).sum() / shares.sum(),
+            one * spread_of(shares) / shares.sum(),
+            everyone,
+        ),
+        "weighted mean, some": Reduced(
+            lambda e: (rows(e) * shares * mask).sum() / (shares * mask).sum(),
+            one * spread_of(shares * mask) / (shares * mask).sum(),
+            some,
+        ),
+        "weights that add up to one": Reduced(
+            lambda e: (rows(e) * (shares / shares.sum())).sum(),
+            one * spread_of(shares) / shares.sum(),
+            everyone,
+        ),
+        "weights, a product": Reduced(
+            lambda e: (shares / shares.sum()) @ rows(e), one * spread_of(shares) / shares.sum(), everyone
+        ),
         "halves": Reduced(
             lambda e: rows(e)[: m // 2].sum() / m + rows(e)[m // 2 :].sum() / m, one / m, everyone
         ),
@@ -138,7 +160,7 @@ def refused_means(shape: tuple[int, ...]) -> dict[str, Callable[[Tensor], Tensor
         "a sum by the wrong number": lambda e: rows(e).sum() / (m + 0.5) * 1.5,
         "sum in a loop": lambda e: sum(e[i].sum() for i in range(m)),
         "sum over columns": lambda e: rows(e).unsqueeze(1).expand(-1, 3).sum(0).mean(),
-        "weighted": lambda e: (rows(e) * weights).sum() / weights.sum(),
+        "weighted, by another number": lambda e: (rows(e) * weights).sum() / (weights.sum() + 0.37),
         "root": lambda e: (e.square().mean() + 1e-3).sqrt(),
         "log": lambda e: (rows(e).square().mean() + 1.0).log(),
         "largest": lambda e: rows(e).max(),

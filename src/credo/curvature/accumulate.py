@@ -202,6 +202,13 @@ class Watched(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise UnsupportedOperation(
+            f"{ctx.operation.name} runs in forward mode (torch.autograd.forward_ad), where gradients of single "
+            "examples cannot be followed. Take derivatives by inputs with torch.autograd.grad outside the block."
+        )
+
+    @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         operation: Operation = ctx.operation
         needed = ctx.needs_input_grad[1:]

@@ -15,12 +15,14 @@ from torch.nn import Parameter
 
 from credo.curvature.accumulate import WHOLE, BackwardPass, Share, SquareAccumulator, Watched
 from credo.curvature.backward_calls import EngineCall
+from credo.curvature.layouts import Rows, signed
+from credo.curvature.passes import check_joined, check_one_example
 from credo.curvature.reductions import check_sum, read_mean
 from credo.curvature.rule import Operation
 from credo.curvature.rules import Generic
 from credo.curvature.rules.elementwise import Elementwise
 from credo.curvature.torch_private import DisableTorchFunction, node_type, results_of, saved
-from credo.curvature.trace import FOREIGN, trace_of
+from credo.curvature.trace import FOREIGN, Trace, trace_of
 from credo.curvature.trace import LEAF as _LEAF
 from credo.curvature.tracking import Derived, ParameterSource
 from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
@@ -59,8 +61,10 @@ def audit(
     reaches = wanted is accumulator.parameters or any(key in wanted for key in accumulator.parameters)
     counted = examples
     if reaches and examples > samples:  # one example cannot meet another
-        counted = _count_in_the_loss(call, nodes, edges, accumulator, examples, samples)
+        counted = _count_in_the_loss(call, nodes, edges, accumulator, examples, samples, declared is not None)
     elif reaches and examples:
+        if declared is None and samples == 1 and accumulator.current is None:
+            _check_rows_alone(call, nodes, accumulator, bool(more))
         accumulator.add_share(Share(math.nan, math.nan))
     return BackwardPass(examples, counted, wanted, single)
 
@@ -72,14 +76,21 @@ def _count_in_the_loss(
     accumulator: SquareAccumulator,
     examples: int,
     samples: int,
+    declared: bool,
 ) -> int:
     """Over how many examples the loss is a mean; raises on losses in which examples meet."""
     with DisableTorchFunction():  # what is asked of small tensors here is no part of the forward pass
         trace, known = trace_of(nodes, edges, examples // samples, samples)
         if accumulator.current is not None or accumulator.reduction is None:
             return examples
+        if not declared and (known is None or not known.joins_are_right):
+            for node in nodes:
+                if type(node).__name__ == "CatBackward0":
+                    check_joined(node, _joins_rows(node, trace))
+            if known is not None:
+                known.joins_are_right = True
         if accumulator.reduction == "sum":
-            check_sum(trace, call.roots, call.seeds)
+            check_sum(trace, call.roots, call.seeds, declared)
             return examples
         if (
             known is not None
@@ -89,9 +100,29 @@ def _count_in_the_loss(
         ):
             accumulator.add_share(WHOLE)
             return examples
-        reading = read_mean(trace, call.roots, call.seeds)
+        reading = read_mean(trace, call.roots, call.seeds, declared)
         accumulator.add_share(reading.share)
         return reading.examples
+
+
+def _joins_rows(node: Any, trace: Trace) -> bool:
+    """Whether a cat puts rows of examples behind each other."""
+    axis, dims = signed(saved(node, "dim")), len(_shape(node))
+    return any(isinstance(rows, Rows) and rows.axis == axis % dims for rows in trace.arguments(node))
+
+
+def _check_rows_alone(
+    call: EngineCall, nodes: Sequence[Any], accumulator: SquareAccumulator, several_uses: bool
+) -> None:
+    """A single row is one example, unless there is one for each of them, or one for all of them."""
+    with DisableTorchFunction():
+        if several_uses and accumulator.reduction is not None:
+            check_one_example(call.roots)
+        for node in nodes:
+            if type(node).__name__ in LOOKED_AT:
+                _look_at_row_for_all(node, accumulator)
+            if several_uses and accumulator.reduction is not None and type(node).__name__ == "CatBackward0":
+                check_joined(node, saved(node, "dim") == 0)
 
 
 def _watched_operations(
@@ -296,6 +327,28 @@ def _look_at_broadcasts(node: Any, slots: Iterable[int], accumulator: SquareAccu
                 _refuse(
                     operation, f"{_name(node)} repeats it for every row of a tensor of shape {tuple(shape)}"
                 )
+
+
+def _look_at_row_for_all(node: Any, accumulator: SquareAccumulator) -> None:
+    """What one row became must not be a weight, or be repeated, for the rows of a batch: they are the examples then."""
+    name, shape = type(node).__name__, _shape(node)
+    batched = name in _IN_BATCHES and len(shape) > 2
+    if batched and (shape[0] > 1 or any(child is not None for child, _ in node.next_functions[:-1])):
+        return  # attention and the like, among what is known of one example
+    if len(shape) < 1 or (shape[1] if batched else shape[0]) < 2:
+        return
+    rows = shape[1] if batched else shape[0]
+    for child, own in _children(node, _WEIGHTS.get(name, ())):
+        for maker, _ in _makers(child, own, accumulator, ()):
+            _refuse(maker.operation, f"{_name(node)} takes it for a weight of {rows} rows")
+    for child, own in _children(node, _BROADCASTS.get(name, ())):
+        given = _shape(child, own)
+        for maker, picked in _makers(child, own, accumulator, (*_PICKS, *_STATISTICS)):
+            alone = len(given) == len(_shape(maker)) and (
+                len(given) == 1 < len(shape) or (len(given) == len(shape) > 1 and given[0] == 1)
+            )
+            if alone and not picked:
+                _refuse(maker.operation, f"{_name(node)} repeats it for {shape[0]} rows")
 
 
 def _children(node: Any, slots: Iterable[int]) -> Iterator[tuple[Any, int]]:

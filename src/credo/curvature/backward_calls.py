@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from credo.curvature.torch_private import are_transforms_active, around_engine, run_engine
+from credo.curvature.torch_private import are_transforms_active, around_engine, run_engine, saved
 from credo.curvature.tracking import tensors_in
 from credo.errors import UnsupportedOperation
 
@@ -194,3 +194,55 @@ def is_likelihood(roots: Sequence[Tensor]) -> bool:
         if name not in ERRORS:
             waiting.extend(following for following, _ in node.next_functions if following is not None)
     return False
+
+
+# ────────────────────────────────────────
+# Whether a loss is what `reduction` declares, as far as its last operations tell; for methods that need no squares.
+
+_MEAN, _SUM = 1, 2  # torch's numbers for a loss's reduction
+_PASSED = ("ToCopy", "Clone", "Alias", "View", "Squeeze", "Unsqueeze", "Neg")
+_PASSED_AT_MOST = 4
+
+
+def refuse_other_reduction(roots: Sequence[Tensor], reduction: str, examples: int) -> None:
+    """A sum that was declared a mean, or a mean a sum: the gradients would be wrong by the number of examples.
+
+    Only what is certain: a loss function's own reduction, or the sum of what it gave, with nothing behind it.
+    """
+    if len(roots) != 1 or roots[0].numel() != 1 or examples < 2:
+        return
+    node: Any = roots[0].grad_fn
+    for _ in range(_PASSED_AT_MOST):
+        if node is None or _kind(node) not in _PASSED:
+            break
+        node = node.next_functions[0][0]
+    found = _reduced(node)
+    if reduction == "mean" and found == _SUM:
+        raise UnsupportedOperation(
+            f"reduction='mean' is declared, but {node.name()} sums the losses of {examples} examples, so the gradients "
+            f"would be {examples} times too large. Take the mean, or build the optimiser with reduction='sum'."
+        )
+    if reduction == "sum" and found == _MEAN:
+        raise UnsupportedOperation(
+            f"reduction='sum' is declared, but {node.name()} takes the mean over {examples} examples, so the gradients "
+            f"would be {examples} times too small. Sum the losses, or build the optimiser with reduction='mean'."
+        )
+
+
+def _reduced(node: Any) -> int | None:
+    """How a node reduces the losses of the examples; None where that is not certain."""
+    if node is None:
+        return None
+    name = _kind(node)
+    if name == "Mean":
+        return _MEAN
+    if name == "Sum":
+        below = node.next_functions[0][0]
+        return _SUM if below is not None and saved(below, "reduction", None) == 0 else None
+    found: int | None = saved(node, "reduction", None)
+    return found
+
+
+def _kind(node: Any) -> str:
+    name: str = node.name()
+    return name.removesuffix("0").removesuffix("1").removesuffix("Backward")

@@ -253,6 +253,12 @@ class Interception(TorchFunctionMode):
         for tensor in tensors if self._merges.known and operation.axis == 0 else ():
             if (known := self._merges.lead(tensor)) is not None:
                 operation.merged_from = known
+        if are_transforms_active() and self._transform is None:
+            raise UnsupportedOperation(
+                f"{operation.name} runs under a transform of torch.func (vmap, grad, jvp, …), where gradients of "
+                "single examples cannot be followed. Call the model on the whole batch; take derivatives by inputs "
+                "with torch.autograd.grad outside the block."
+            )
         return Watched.apply(operation, *tensors)  # type: ignore[no-untyped-call]
 
     @contextmanager

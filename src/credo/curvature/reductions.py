@@ -16,6 +16,7 @@ from torch import Tensor
 from credo.curvature.accumulate import Share
 from credo.curvature.flow_lookup import operation_name
 from credo.curvature.layouts import Rows, Single, WholeBatch, signed
+from credo.curvature.passes import BILINEAR, LINEAR, check_mean, check_sums
 from credo.curvature.torch_private import creation_order, results_of, saved
 from credo.curvature.trace import LEAF, Trace
 from credo.errors import UnsupportedOperation
@@ -33,17 +34,7 @@ def not_linear(name: str) -> str:
     return (
         f"{name} comes after the examples were reduced to one number, so the loss is neither a mean nor a sum over "
         f"examples, and no example has a loss of its own. {REMEDY} IVON and BayesByBackprop need no gradients of "
-        "single "
-        "examples."
-    )
-
-
-def weighted(name: str, divisor: float, count: int) -> str:
-    return (
-        f"the loss is a weighted mean: {name} divides by the sum of the weights of {count} examples, "
-        f"{divisor:.6g}. Whether "
-        "an example's own loss has its weight in it cannot be told. Weigh the losses of single examples and take their "
-        "mean: (weight[y] * F.cross_entropy(z, y, reduction='none')).mean(); or declare reduction='sum' and sum them."
+        "single examples."
     )
 
 
@@ -55,8 +46,8 @@ def unreadable(name: str, divisor: float, count: int, everything: int) -> str:
         )
     return (
         f"{name} sums the losses of {count} examples in a batch of {everything}, and the sum is divided by "
-        f"{divisor:.6g}, "
-        f"so over how many examples the loss is a mean cannot be told. Divide by their number. {REMEDY}"
+        f"{divisor:.6g}, so over how many examples the loss is a mean cannot be told. Divide by their number, or "
+        f"weighted losses by the sum of their weights. {REMEDY}"
     )
 
 
@@ -67,20 +58,29 @@ _PASSED = frozenset(("Neg", "ToCopy", "Clone", "Alias", "Add", "Sub", "View", "U
 _FARTHEST = 16
 
 
-def readings(trace: Trace, node: Any, own: int, layout: Rows) -> Iterator[Tensor | None]:
+def readings(
+    trace: Trace, node: Any, own: int, layout: Rows, first: Tensor | None = None
+) -> Iterator[Tensor | None]:
     """Ways to read what is summed, as weights of losses: none first, then with one mask or weight after the other.
 
     (w * mask * loss).sum() is a sum of all, or of those in the mask. Weights have the shape of what is summed; factors
-    that are the same for all rows are part of the losses.
+    that are the same for all rows are part of the losses. `first` is a factor that the sum itself applies.
     """
     shape = tuple(results_of(node)[own].shape)
-    weights: Tensor | None = None
+    weights = None if first is None else first.to(torch.float64).expand(shape)
     yield weights
     for _ in range(_FARTHEST):
+        name = operation_name(type(node))
+        if name.startswith("NllLoss") and saved(node, "reduction") == 0:
+            found = _class_weights(node)
+            if found.numel() == math.prod(shape) and not bool((found == 1).all()):
+                found = found.reshape(shape)
+                yield found if weights is None else weights * found
+            return
         edges = [k for k, (child, _) in enumerate(node.next_functions) if child is not None]
         if len(edges) != 1 or tuple(results_of(node)[own].shape) != shape:
             return
-        factor = _factor(node, operation_name(type(node)), edges[0])
+        factor = _factor(node, name, edges[0])
         if factor is None:
             return
         if factor is not _ONE and _varies(factor, shape, layout):
@@ -102,7 +102,7 @@ def _factor(node: Any, name: str, edge: int) -> Tensor | None:
         return other
     found: Tensor | None = _ONE if name in _PASSED else None
     if name == "Div" and not edge:
-        found = saved(node, "other").reciprocal()
+        found = 1 / torch.as_tensor(saved(node, "other"))
     elif name == "Where":
         found = ~saved(node, "condition") if edge else saved(node, "condition")
     elif name == "MaskedFill":
@@ -123,13 +123,6 @@ def _varies(factor: Tensor, shape: tuple[int, ...], layout: Rows) -> bool:
 #
 # Above such a place all examples are in every number, and the graph must be linear: else the loss is no sum Σᵢ cᵢ·lᵢ.
 
-_NAMES = """
-Add Sub Rsub Neg Mul Div Sum Mean Nansum Dot Vdot Mv Mm Where MaskedFill
-View UnsafeView ReshapeAlias Unsqueeze Squeeze Expand Repeat Permute Transpose T
-Select Slice Stack Cat Index IndexSelect Unbind Split ToCopy Clone Alias
-"""
-_LINEAR = frozenset(_NAMES.split())
-_BILINEAR = frozenset(("Mul", "Dot", "Vdot", "Mv", "Mm"))
 LOSSES = frozenset(
     (
         *("MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"),
@@ -196,16 +189,15 @@ def _descend(
         found.append(Place(node, apart[0], grad, layouts[apart[0]], divisors))  # type: ignore[arg-type]
         return
     sources = sum(child is not None for child, _ in node.next_functions)
-    bilinear = (
-        name in _BILINEAR or (name == "Div" and node.next_functions[1][0] is not None)
-    ) and sources > 1
+    divides = name == "Div" and len(node.next_functions) > 1 and node.next_functions[1][0] is not None
+    bilinear = (name in BILINEAR or divides) and sources > 1
     if name in ("Dot", "Vdot") and apart and grad is not None:
         found.append(Place(node, apart[0], grad, layouts[apart[0]], divisors))  # type: ignore[arg-type]
         return
-    if name not in _LINEAR or bilinear or (name == "Div" and node.next_functions[1][0] is not None):
+    if name not in LINEAR or bilinear or divides:
         raise UnsupportedOperation(not_linear(node.name()))
-    if name == "Div" and saved(node, "other").numel() == 1:
-        divisors |= {abs(float(saved(node, "other")))}
+    if name == "Div" and (divisor := torch.as_tensor(saved(node, "other"))).numel() == 1:
+        divisors |= {abs(float(divisor))}
     back = node(*[grads.get(k) for k in range(len(results_of(node)))])
     for k, sent in enumerate(back if isinstance(back, tuple) else (back,)):
         if k >= len(layouts) or sent is None:
@@ -248,11 +240,17 @@ class _Term:
 _NOTHING = Share(0.0, 0.0)
 
 
-def read_mean(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> Reading:
-    """For a loss that is a mean; raises on a sum, a weighted mean, or what is none of them."""
-    terms = _Reader(trace, True).read_all(places_of(trace, roots, seeds))
+def read_mean(
+    trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None], declared: bool = False
+) -> Reading:
+    """For a loss that is a mean; raises on a sum, or what is none of them."""
+    places = places_of(trace, roots, seeds)
+    terms = _Reader(trace, True).read_all(places)
     if not terms:
         return Reading(trace.examples * trace.samples, _NOTHING)
+    if len(places) > 1 and not declared and len(terms) == len(places):
+        ordered = sorted(places, key=lambda place: place.is_number)  # as `read_all` gives the terms
+        check_mean([place.node for place in ordered], [term.share.of_examples for term in terms])
     sets = [term.counted for term in terms]
     counted = trace.examples
     if all(known is not None for known in sets):
@@ -263,9 +261,14 @@ def read_mean(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | No
     )
 
 
-def check_sum(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> None:
+def check_sum(
+    trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor | None], declared: bool = False
+) -> None:
     """For a loss that is declared to be a sum; raises on a mean."""
-    _Reader(trace, False).read_all(places_of(trace, roots, seeds))
+    places = places_of(trace, roots, seeds)
+    _Reader(trace, False).read_all(places)
+    if len(places) > 1 and not declared:
+        check_sums([place.node for place in places])
 
 
 class _Ambiguous(UnsupportedOperation):
@@ -278,10 +281,12 @@ class _Reader:
     def __init__(self, trace: Trace, mean: bool):
         self._trace, self._mean, self._examples = trace, mean, trace.examples
         self._divisors: frozenset[float] = frozenset()  # of the place that is being read
+        self._totals: tuple[float, ...] = ()  # of the weights by which the means of this loss divide
 
     def read_all(self, places: Sequence[Place]) -> list[_Term]:
         """Numbers of single examples that were added up one after the other are one sum."""
         ones = [place for place in places if place.is_number]
+        self._totals = tuple(filter(None, map(_total_weight, places))) if self._mean else ()
         terms = [self._read(place) for place in places if not place.is_number]
         return terms + self._read_numbers(ones, [float(place.grad.abs().sum()) for place in ones])
 
@@ -330,14 +335,9 @@ class _Reader:
         if saved(node, "reduction") == _MEAN:
             self._refuse_mean(node, kept, size)
             if self._mean and weight is not None:
-                known = weight[target[valid]]
-                if known.numel() and not bool((known == known[0]).all()):
-                    raise UnsupportedOperation(weighted(node.name(), float(known.sum()), len(kept)))
+                kept = self._examples_of(layout, axis, _class_weights(node) != 0)
             return _Term(kept if len(kept) < self._examples else None, Share(size, size))
-        weights = valid.to(torch.float64)
-        if weight is not None:
-            weights = weights * weight.to(torch.float64)[target.clamp(min=0)]
-        return self._judge(node, layout, axis, size, weights)
+        return self._judge(node, layout, axis, size, _class_weights(node))
 
     def _read_sum(
         self, node: Any, argument: int, layout: Rows | Single, size: float, present: frozenset[int]
@@ -348,7 +348,7 @@ class _Reader:
             return self._decide(node, size, present, 1, True, None)
         elements, found = math.prod(results_of(child)[own].shape), []
         failure: UnsupportedOperation | None = None
-        for weights in readings(self._trace, child, own, layout):
+        for weights in readings(self._trace, child, own, layout, _other_factor(node, argument)):
             try:
                 if weights is None:
                     found.append(self._decide(node, size, present, elements, True, None))
@@ -372,12 +372,20 @@ class _Reader:
         kept, some = self._examples_of(layout, axis, weights != 0), weights[weights != 0]
         equal = not some.numel() or bool((some == some[0]).all())
         one = abs(float(some[0])) if equal and some.numel() else 1.0
-        return self._decide(node, size * one, kept, some.numel(), equal, weights.numel())
+        totals = () if equal else _totals(weights, axis)
+        return self._decide(node, size * one, kept, some.numel(), equal, weights.numel(), totals)
 
     def _decide(
-        self, node: Any, size: float, kept: frozenset[int], elements: int, equal: bool, among: int | None
+        self,
+        node: Any,
+        size: float,
+        kept: frozenset[int],
+        elements: int,
+        equal: bool,
+        among: int | None,
+        totals: tuple[float, ...] = (),
     ) -> _Term:
-        """What a sum over `kept`, times `size`, is a mean over."""
+        """What a sum over `kept`, times `size`, is a mean over; of a weighted one, `totals` are sums of weights."""
         samples = self._trace.samples  # the loss is a mean over them, too
         elements, among = elements // samples, None if among is None else among // samples
         everything, count, divisor = self._examples, len(kept), 1 / (size * samples)
@@ -392,6 +400,12 @@ class _Reader:
         of_all = _fitting(known, (everything, among))
         of_kept = _fitting(known, (count, elements)) if equal else None
         number = of_all or of_kept
+        total = next(
+            (t / samples for t in (*totals, *self._totals) if any(_is(d * samples, t) for d in known)), None
+        )
+        if total is not None and (number is None or count == everything):
+            share = total / divisor
+            return _Term(kept if count < everything else None, Share(share, share))
         if count == everything:
             # Each loss is its share of a mean, so that a sum may be divided by more than is here, but not by less.
             if number is not None:
@@ -400,8 +414,6 @@ class _Reader:
                 return _Term(None, Share(everything / divisor, elements / divisor, True))
         elif number is not None and (of_all is None or of_kept is None):
             return _Term(None if of_kept is None else kept, Share(number / divisor, number / divisor))
-        if not equal:
-            raise UnsupportedOperation(weighted(node.name(), divisor, count))
         kind = _Ambiguous if number is not None else UnsupportedOperation
         raise kind(unreadable(node.name(), divisor, count, everything))
 
@@ -412,6 +424,46 @@ class _Reader:
         rows = kept.movedim(axis, 0).flatten(1).any(1) if kept.dim() > 1 else kept
         positions = layout.positions()
         return frozenset(positions[i] for i in rows.nonzero().flatten().tolist())
+
+
+def _class_weights(node: Any) -> Tensor:
+    """By what nll_loss multiplies the loss of each target: its class's weight, and zero where it is ignored."""
+    target, weight = saved(node, "target"), saved(node, "weight")
+    counts: Tensor = (target != signed(saved(node, "ignore_index"))).to(torch.float64)
+    if weight is not None:
+        counts = counts * weight.to(torch.float64)[target.clamp(min=0, max=len(weight) - 1)]
+    return counts
+
+
+def _total_weight(place: Place) -> float | None:
+    """By what a weighted mean divides. Label smoothing divides its own part by that, too."""
+    node, argument = place.node, place.argument
+    if argument < 0 or not operation_name(type(node)).startswith("NllLoss") or saved(node, "weight") is None:
+        return None
+    return float(_class_weights(node).sum()) if saved(node, "reduction") == _MEAN else None
+
+
+def _totals(weights: Tensor, axis: int) -> tuple[float, ...]:
+    """Sums of weights of one sign: of all elements, and of rows, where all elements of a row have the row's."""
+    weights = weights.abs() if bool((weights <= 0).all()) else weights
+    if bool((weights < 0).any()):
+        return ()
+    rows = weights.movedim(axis, 0).flatten(1) if weights.dim() > 1 else weights.unsqueeze(1)
+    whole = bool((rows == rows[:, :1]).all())
+    return (float(weights.sum()), float(rows[:, 0].sum())) if whole else (float(weights.sum()),)
+
+
+def _other_factor(node: Any, argument: int) -> Tensor | None:
+    """What a scalar product multiplies its only argument with rows by."""
+    name = operation_name(type(node))
+    if (
+        argument < 0
+        or name not in ("Dot", "Vdot")
+        or all(child is not None for child, _ in node.next_functions)
+    ):
+        return None
+    found: Tensor = saved(node, "self") if argument else saved(node, "tensor" if name == "Dot" else "other")
+    return found
 
 
 def _size(grad: Tensor, of_rows: bool) -> float:
@@ -428,7 +480,12 @@ def _fitting(divisors: set[float], numbers: Sequence[int | None]) -> int | None:
     return next((n for n in numbers if n is not None and any(_fits(d, n) for d in divisors)), None)
 
 
-def _fits(divisor: float, number: int) -> bool:
+def _is(divisor: float, total: float) -> bool:
+    """Whether it is that sum of weights, but for a loss scale."""
+    return total > 0 and _fits(divisor, total)
+
+
+def _fits(divisor: float, number: float) -> bool:
     """Whether it is that number; a GradScaler multiplies by a power of two, not a small one."""
     if number == 0:
         return False

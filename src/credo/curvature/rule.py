@@ -180,7 +180,13 @@ class Operation(ABC):
 
     def count_examples(self, rows: Tensor) -> None:
         """Takes the number of examples from the leading dimension of `rows`."""
-        shape, node = rows.shape, rows.grad_fn
+        try:
+            shape, node = rows.shape, rows.grad_fn
+        except RuntimeError:
+            raise UnsupportedOperation(
+                f"{self.name} on a nested tensor has no rows that could count as examples. Pass padded tensors, and "
+                "mask the padding in the loss."
+            ) from None
         self.lead = shape[0] if len(shape) > 1 else -1
         if rows._base is not None if node is None else type(node).__name__ in _MERGES:
             self.merged_from = lead_before_merge(rows)

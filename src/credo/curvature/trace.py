@@ -37,7 +37,7 @@ from credo.curvature.tracking import Derived
 from credo.errors import UnsupportedOperation
 
 _WATCHED = node_type(Watched)
-_DERIVED = node_type(Derived)
+DERIVED = node_type(Derived)
 LEAF: Any = type(torch.ones(1, requires_grad=True).expand(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 _TRUSTED = ("CheckpointFunctionBackward",)  # runs its own pass through what it holds, which is followed then
 
@@ -96,7 +96,7 @@ class Trace:
         while waiting:  # children of another thread may come later in the order
             last = waiting[-1]
             kind = type(last)
-            if kind is LEAF or kind is _DERIVED:
+            if kind is LEAF or kind is DERIVED:
                 known[last] = self._of_leaf(last.variable) if kind is LEAF else None
                 waiting.pop()
                 continue
@@ -285,6 +285,7 @@ class Structure:
             whole = isinstance(rows, Rows) and rows.label is None
             self._plain = whole and (name == "Mean" or saved(nodes[0], "reduction", 0) == 1)
         self._chooses = name.startswith("NllLoss")
+        self.joins_are_right = False  # whether what is put behind each other was looked at
 
     def is_mean_of_all(self, root: Any) -> bool:
         """Whether the root is a mean over all rows; False where that has to be read."""
@@ -326,7 +327,7 @@ def _key(nodes: Sequence[Any], edges: Sequence[int], examples: int, samples: int
             parts.append((rule, operation.lead, operation.axis))
             if rule is Recurrent:
                 parts.append((operation.is_cell, operation._batch_first))
-        elif kind is _DERIVED or kind is LEAF or node is None:
+        elif kind is DERIVED or kind is LEAF or node is None:
             parts.append(kind)
             continue
         else:

@@ -18,13 +18,13 @@ from credo.curvature.backward_calls import (
     added_loss,
     is_likelihood,
     read_engine_call,
+    refuse_other_reduction,
 )
 from credo.curvature.intercept import INSPECTIONS
 from credo.curvature.rule import lead_before_merge
 from credo.curvature.tracking import MERGING, Merges, Provenance, WatchedParameters, tensors_in
 from credo.curvature.vmap import is_of_samples, refuse_backward, split
 from credo.errors import CallOrderError, EmptyBatch, UnsupportedOperation
-from credo.optim.reductions import refuse_other_reduction
 
 CONVOLUTIONS = {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}  # how many dimensions a batch has
 _ON_ROWS = frozenset((F.linear, F.embedding, *CONVOLUTIONS))

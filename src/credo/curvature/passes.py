@@ -1,0 +1,109 @@
+"""Several passes of a model under one backward pass: whether their rows are the same examples.
+
+Row i of each pass is example i, as long as rows of the passes meet before the losses are put together, or the loss is a
+sum of terms for each example. Where it is one mean over passes that have nothing in common but parameters, their rows
+may as well be examples of their own: halves of a batch, or a loop over single examples. That raises.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.curvature.flow_lookup import operation_name
+from credo.curvature.trace import DERIVED, LEAF
+from credo.errors import UnsupportedOperation
+
+# Through these a sum of losses stays a sum of losses; through the latter if one of the factors is constant.
+_NAMES = """
+Add Sub Rsub Neg Mul Div Sum Mean Nansum Dot Vdot Mv Mm Where MaskedFill
+View UnsafeView ReshapeAlias Unsqueeze Squeeze Expand Repeat Permute Transpose T
+Select Slice Stack Cat Index IndexSelect Unbind Split ToCopy Clone Alias
+"""
+LINEAR = frozenset(_NAMES.split())
+BILINEAR = frozenset(("Mul", "Dot", "Vdot", "Mv", "Mm"))
+
+
+def separate(passes: int) -> str:
+    return (
+        f"the loss is put together from {passes} passes through the model that have nothing in common but parameters. "
+        "Whether row i of each is the same example, or all rows are examples of their own, cannot be told, and the "
+        "squares differ. Examples of their own: run them as one batch, torch.cat((x1, x2)), or call backward for each. "
+        "The same examples: add their losses example by example before the mean, (losses1 + losses2).mean(), or "
+        "declare examples=M (credo.capture)."
+    )
+
+
+def check_one_example(roots: Sequence[Tensor]) -> None:
+    """For rows that come alone: raises where they are examples of a batch, each with a pass of its own."""
+    starts, seen = [], set()
+    todo = [root.grad_fn for root in roots if root.grad_fn is not None]
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        children = [child for child, _ in node.next_functions if child is not None]
+        name = operation_name(type(node))
+        if name not in LINEAR or (name in (*BILINEAR, "Div") and len(children) > 1):
+            starts.append(node)
+        else:
+            todo += children
+    if len(starts) > 1 and (apart := passes_apart(starts)):
+        raise UnsupportedOperation(separate(len(apart)))
+
+
+def check_mean(starts: Sequence[Any], shares: Sequence[float]) -> None:
+    """For parts of a loss and how much of a mean each is: raises where passes are a mean together, not each."""
+    apart = passes_apart(starts)
+    if apart and abs(sum(max(shares[k] for k in group) for group in apart) - 1) < 1e-4:
+        raise UnsupportedOperation(separate(len(apart)))
+
+
+def check_sums(starts: Sequence[Any]) -> None:
+    """For parts of a sum."""
+    if apart := passes_apart(starts):
+        raise UnsupportedOperation(separate(len(apart)))
+
+
+def check_joined(node: Any, by_rows: bool) -> None:
+    """For passes that are put behind each other: raises where they may have the same examples, or others."""
+    starts = [child for child, _ in node.next_functions if child is not None] if by_rows else []
+    if len(starts) > 1 and (apart := passes_apart(starts)):
+        raise UnsupportedOperation(separate(len(apart)))
+
+
+def passes_apart(starts: Sequence[Any]) -> list[list[int]]:
+    """Groups of these nodes with nothing in common beneath them but parameters; empty if no parameter is shared."""
+    group, owner = list(range(len(starts))), dict[Any, int]()
+    used: list[set[int]] = [set() for _ in starts]
+
+    def leader(k: int) -> int:
+        while group[k] != k:
+            k = group[k]
+        return k
+
+    for k, start in enumerate(starts):
+        todo = [start]
+        while todo:
+            node = todo.pop()
+            if node in owner:
+                group[leader(owner[node])] = leader(k)
+                continue
+            if type(node) is LEAF and isinstance(node.variable, torch.nn.Parameter):
+                used[k].add(id(node.variable))
+                continue
+            if type(node) is DERIVED:
+                used[k].update(map(id, node.source.roots))
+                continue
+            owner[node] = k
+            todo += [child for child, _ in node.next_functions if child is not None]
+    members: dict[int, list[int]] = {}
+    for k in range(len(starts)):
+        members.setdefault(leader(k), []).append(k)
+    parameters = [set().union(*(used[k] for k in found)) for found in members.values()]
+    shared = [
+        any(own & other for m, other in enumerate(parameters) if m != k) for k, own in enumerate(parameters)
+    ]
+    return [found for found, also in zip(members.values(), shared, strict=True) if also]
