@@ -1,4 +1,4 @@
-"""A linear layer with K weights as one batched product, on rows of each sample or on rows that all of them see.
+"""A layer with many weights as one call: a linear layer as one batched product, a convolution as one call of a kernel.
 
 With gₖᵢ the gradient of sample k and example i, and x the same for all k, as in the first layer of vectorised samples,
 the sums over samples come first:
