@@ -3,16 +3,14 @@
     python -m benchmarks.predict [threads]
 
 `separate` is what one would write by hand: draw, functional_call, softmax, 32 times over. `forwards` is 32
-forwards of the model with its own weights, which draws nothing and answers nothing. `predict` finds the draws
-of the call before (same posterior and seed); `first` has to make them. Ratios are to `separate`, but for the
-last column: `predict` to the plain loop with the same kept draws, which it must never exceed.
+forwards of the model with its own weights, which draws nothing and answers nothing. Ratios are to `separate`, but for
+the last column: `predict` to the same call with `vectorise=False`, the plain loop, which it must not exceed.
 """
 
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +33,8 @@ CASES: list[tuple[str, Callable[[], nn.Module], tuple[int, ...], tuple[int, ...]
 
 
 def contenders(model: nn.Module, x: Tensor) -> dict[str, Run]:
-    mean, seeds = dict(model.named_parameters()), count()
+    mean = dict(model.named_parameters())
     posterior = DiagonalPosterior(mean, {name: torch.full_like(p, 1e-4) for name, p in mean.items()})
-    kept, fresh = (
-        posterior.to("cpu"),
-        posterior.to("cpu"),
-    )  # draws are kept per posterior, for the last one used
 
     @torch.no_grad()
     def separate() -> Tensor:
@@ -55,20 +49,17 @@ def contenders(model: nn.Module, x: Tensor) -> dict[str, Run]:
     return {
         "separate": separate,
         "forwards": forwards,
-        "first": lambda: predict(model, fresh, x, samples=SAMPLES, seed=next(seeds)),
-        "predict": lambda: predict(model, kept, x, samples=SAMPLES),
-        "loop": lambda: predict(model, kept, x, samples=SAMPLES, vectorise=False),
+        "predict": lambda: predict(model, posterior, x, samples=SAMPLES),
+        "loop": lambda: predict(model, posterior, x, samples=SAMPLES, vectorise=False),
     }
 
 
 def interleaved(runs: dict[str, Run]) -> dict[str, list[float]]:
-    """Seconds of every round. `predict` and `loop` are timed on their second call, when draws are kept."""
+    """Seconds of every round."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     end = time.perf_counter() + SECONDS
     for number in range(ROUNDS + 2):  # the first two warm up
         for name, run in runs.items():
-            if name in ("predict", "loop"):
-                run()
             start = time.perf_counter()
             run()
             if number > 1:
@@ -90,17 +81,13 @@ def rows() -> Iterator[str]:
                 contenders(model, torch.randn(size, *shape, generator=torch.Generator().manual_seed(1)))
             )
             milliseconds = statistics.median(times["separate"]) * 1e3
-            ratios = " ".join(
-                f"{paired(times, k, 'separate'):8.2f}" for k in ("forwards", "first", "predict")
-            )
+            ratios = " ".join(f"{paired(times, k, 'separate'):8.2f}" for k in ("forwards", "predict"))
             yield f"{name:20} {size:5} {milliseconds:9.1f} ms {ratios} {paired(times, 'predict', 'loop'):10.2f}"
 
 
 def main() -> None:
     torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 2)
-    print(
-        f"{'model':20} {'batch':>5} {'separate':>12} {'forwards':>8} {'first':>8} {'predict':>8} {'vs loop':>10}"
-    )
+    print(f"{'model':20} {'batch':>5} {'separate':>12} {'forwards':>8} {'predict':>8} {'vs loop':>10}")
     for row in rows():
         print(row, flush=True)
 

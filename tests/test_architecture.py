@@ -47,7 +47,6 @@ FORBIDDEN_ARGUMENTS = {("weights_only", False), ("shell", True)}
 PRIVATE_TORCH = "src/credo/curvature/torch_private.py"
 PRIVATE_TORCH_ELSEWHERE = {
     "src/credo/optim/hooks.py",
-    "src/credo/predict/plan.py",
 }
 # Torch documents its foreach operations by these names; the others are what all layers of a kind inherit from.
 ALLOWED_OF_TORCH = ("__", "_foreach_", "_NormBase", "_BatchNorm", "_ConvNd", "_DropoutNd")

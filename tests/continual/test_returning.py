@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import credo
-from credo.continual import Task, Variational, annealed, learn, share_left
+from credo.continual import Task, Variational, annealed, learn, remaining_distance, share_left
 from credo.errors import InvalidType, InvalidValue
 from credo.experiments.continual_recipe import ContinualTraining
 from credo.experiments.continual_runs import CONTINUAL
@@ -46,14 +46,14 @@ def test_what_vogn_leaves(annealing):
     learn(learner, [task], epochs=15, batch_size=2, score=lambda *_: 0.0, watch=watch)
     left = (learner.posterior.mean["weight"] - PRIOR.mean["weight"]) / starts[0]
     expected = [
-        share_left(45, prior_precision=float(1 / v), annealing=annealing, **rates)
+        remaining_distance(45, prior_precision=float(1 / v), annealing=annealing, **rates)
         for v in PRIOR.variance["weight"][0]
     ]
     assert left[0].tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_closed_forms():
-    assert share_left(7, lr=0.1, ema_rate=0.5, initial_precision=1.0) == pytest.approx(0.9**7)
+    assert remaining_distance(7, lr=0.1, ema_rate=0.5, initial_precision=1.0) == pytest.approx(0.9**7)
     assert share_left(1, lr=0.1, ema_rate=1.0, initial_precision=1e6) == pytest.approx(0.9)
     # about exp(−α(T − log(P/P₀)/β₂)): time counts from when the initial precision has faded
     left = share_left(23_500, lr=1e-3, ema_rate=1e-3, initial_precision=1e6)
@@ -89,3 +89,7 @@ def test_bad_numbers(name, value):
     given = {"steps": 3, "lr": 0.1, "ema_rate": 0.1, "initial_precision": 1.0} | {name: value}
     with pytest.raises((InvalidValue, InvalidType), match=name):
         share_left(given.pop("steps"), **given)
+
+
+def test_the_first_name_stays() -> None:
+    assert share_left is remaining_distance

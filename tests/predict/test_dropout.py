@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import credo
 from credo.errors import InvalidType, InvalidValue
-from credo.predict.masks import FixedMasks
+from credo.predict.dropout import FixedMasks
 from tests.predict.models import generator
 
 

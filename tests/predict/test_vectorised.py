@@ -1,7 +1,5 @@
 """Vectorised and looped predictions are the same, and which one runs follows from shapes alone."""
 
-import gc
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,24 +7,23 @@ from torch import Tensor, nn
 
 from credo.models import LeNet5
 from credo.posterior import DiagonalPosterior
-from credo.posterior.model_copy import StandIn
-from credo.predict import draws, predict, sampled
+from credo.predict import functions, predict
+from credo.predict.functions import SampledFunctions
 from credo.predict.inputs import Batch
-from credo.predict.outputs import logits
-from credo.predict.plan import LOOP, Meter, Plan, choose
-from credo.predict.vectorise import _product, run_together
 from tests.predict.models import CASES, around, images, mlp, rows
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    seen: list[Plan] = []
+def numbers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many functions ran at a time, prediction by prediction."""
+    seen: list[int] = []
+    number = SampledFunctions._number
 
-    def spy(*args: object, **options: object) -> Plan:
-        seen.append(choose(*args, **options))  # type: ignore[arg-type]
+    def spy(self: SampledFunctions, batch: Batch) -> int:
+        seen.append(number(self, batch))
         return seen[-1]
 
-    monkeypatch.setattr(sampled, "choose", spy)
+    monkeypatch.setattr(SampledFunctions, "_number", spy)
     return seen
 
 
@@ -48,38 +45,31 @@ def test_numbers_do_not_depend_on_memory_limits(
     model = mlp()
     q = around(model)
     truth = predict(model, q, rows(), samples=9, vectorise=False, keep_samples=True).samples
-    monkeypatch.setattr(draws, "LIMIT", limit)
+    monkeypatch.setattr(functions, "STACKED", limit)
     found = predict(model, q, rows(), samples=9, vectorise=vectorise, keep_samples=True).samples
     assert truth is not None
     torch.testing.assert_close(found, truth)
 
 
-def test_the_benchmarked_networks_are_vectorised(plans: list[Plan]) -> None:
+def test_networks_of_linear_layers_run_together_and_convolutions_in_turn(numbers: list[int]) -> None:
     lenet, perceptron = LeNet5(), nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
     predict(lenet, around(lenet), torch.zeros(32, 3, 32, 32), samples=32)
     predict(perceptron, around(perceptron), torch.zeros(32, 784), samples=32)
-    assert plans == [Plan(16, channels_last=True), Plan(32)]
+    assert numbers == [1, 32]
 
 
-def test_wide_convolutions_on_large_images_stay_a_loop(plans: list[Plan]) -> None:
+def test_wide_convolutions_on_large_images_stay_a_loop(numbers: list[int]) -> None:
     model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten(), nn.Linear(64 * 30 * 30, 2))
     predict(model, around(model), torch.zeros(4, 3, 32, 32), samples=8)
-    assert plans == [LOOP]
+    assert numbers == [1]
 
 
-def test_hooks_keep_the_loop_and_see_ordinary_tensors(plans: list[Plan]) -> None:
+def test_hooks_keep_the_loop_and_see_ordinary_tensors(numbers: list[int]) -> None:
     model, seen = mlp(), list[int]()
     model.register_forward_hook(lambda module, args, output: seen.append(output.dim()))
     predict(model, around(model), rows(), samples=8, vectorise=True)
-    assert plans == [LOOP]
+    assert numbers == [1]
     assert seen == [2] * 8
-
-
-def test_operations_without_a_rule_are_found() -> None:
-    meter = Meter()
-    with torch.no_grad(), meter:
-        torch.histc(torch.ones(3))
-    assert not meter.batchable
 
 
 def test_a_model_that_vmap_cannot_run_falls_back() -> None:
@@ -123,7 +113,7 @@ def test_errors_of_the_model_come_through_as_they_are() -> None:
         predict(model, around(model), torch.ones(2, 5), samples=8)
 
 
-def test_draws_are_kept_for_the_next_prediction_only_while_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_are_kept_for_the_next_batch_only(monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
     q = around(model)
     drawn = []
@@ -131,21 +121,13 @@ def test_draws_are_kept_for_the_next_prediction_only_while_they_hold(monkeypatch
     monkeypatch.setattr(
         DiagonalPosterior, "sample_many", lambda self, g, n: (drawn.append(n), original(self, g, n))[1]
     )
-    first = predict(model, q, rows(), samples=5).probs
-    assert torch.equal(predict(model, q, rows(), samples=5).probs, first)
+    whole = predict(model, q, rows(), samples=5).probs
     assert drawn == [5]
-    predict(model, q, rows(), samples=5, seed=1)
-    predict(model, around(model), rows(), samples=5, seed=1)
-    assert drawn == [5, 5, 5]
+    parts = predict(model, q, rows(), samples=5, batch_size=2).probs
+    torch.testing.assert_close(parts, whole)
+    assert drawn == [5, 5]
     q.mean["1.bias"].add_(1.0)  # nobody should, but the numbers must follow
-    assert not torch.equal(predict(model, q, rows(), samples=5).probs, first)
-
-
-def test_kept_draws_are_freed_with_their_posterior() -> None:
-    model = mlp()
-    predict(model, around(model), rows())
-    gc.collect()
-    assert draws._last._entry is None
+    assert not torch.equal(predict(model, q, rows(), samples=5).probs, whole)
 
 
 def test_a_model_that_writes_to_its_weights_does_not_spoil_the_next_prediction() -> None:
@@ -156,8 +138,11 @@ def test_a_model_that_writes_to_its_weights_does_not_spoil_the_next_prediction()
 
     model = Clamps(4, 3)
     q = around(model)
-    first = predict(model, q, rows(), samples=4, vectorise=False).probs
-    assert torch.equal(predict(model, q, rows(), samples=4, vectorise=False).probs, first)
+    for vectorise in (False, None, True):
+        first = predict(model, q, rows(), samples=4, vectorise=vectorise).probs
+        assert torch.equal(predict(model, q, rows(), samples=4, vectorise=vectorise).probs, first)
+        twice = predict(model, q, [rows(), rows()], samples=4, vectorise=vectorise).probs
+        torch.testing.assert_close(twice, torch.cat([first, first]))  # nor the next batch
 
 
 class Reuses(nn.Module):
@@ -174,7 +159,7 @@ class Reuses(nn.Module):
 
 @pytest.mark.parametrize("small", [1, 100, 10**6], ids=["each by itself", "two", "all"])
 def test_answers_that_wait_for_each_other_are_their_own(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
-    monkeypatch.setattr(sampled, "SMALL_ANSWERS", small)
+    monkeypatch.setattr(functions, "SMALL_ANSWERS", small)
     model, x = Reuses(), rows(5)
     found = predict(model, around(model), x, samples=7, vectorise=False, keep_samples=True).samples
     draws = around(model).sample_many(torch.Generator().manual_seed(0), 7)
@@ -201,24 +186,18 @@ class Linears(nn.Module):
 
 
 @pytest.mark.parametrize("unknown", [(), ("first.bias",), ("last.weight",), ("last.weight", "last.bias")])
-def test_linear_layers_of_many_functions(unknown: tuple[str, ...]) -> None:
+def test_linear_layers_of_many_functions(numbers: list[int], unknown: tuple[str, ...]) -> None:
     """Also where there are no draws of a parameter, which is then the model's for all functions."""
     model = Linears().double()
-    stand_in, x, whole = StandIn(model), rows(6).double(), around(model)
-    draws = {n: t for n, t in whole.sample_many(None, 9).items() if n not in unknown}
-    with torch.no_grad():
-        (together,) = run_together(stand_in, draws, Batch((x,)), logits, channels_last=False)
-        for k, answer in enumerate(together):
-            stand_in.load({name: stack[k] for name, stack in draws.items()})
-            torch.testing.assert_close(answer, stand_in.module(x), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("place", [None, 0, 1, 2])
-def test_a_product_finds_the_functions_wherever_they_are(place: int | None) -> None:
-    weights, biases, own = torch.randn(6, 3, 4), torch.randn(6, 3), torch.randn(6, 5, 4)
-    rows = own[0] if place is None else own.movedim(0, place)
-    found, at = _product((rows, weights, biases), (place, 0, 0))
-    assert at == 0
-    for k in range(6):
-        truth = F.linear(own[0 if place is None else k], weights[k], biases[k])
-        torch.testing.assert_close(found[k], truth, rtol=1e-4, atol=1e-5)
+    whole = around(model)
+    q = DiagonalPosterior(
+        {name: t for name, t in whole.mean.items() if name not in unknown},
+        {name: t for name, t in whole.variance.items() if name not in unknown},
+    )
+    together, loop = (
+        predict(model, q, rows(6).double(), samples=9, vectorise=v, keep_samples=True).samples
+        for v in (None, False)
+    )
+    assert numbers == [9, 1]
+    assert together is not None
+    torch.testing.assert_close(together, loop, rtol=1e-10, atol=1e-12)

@@ -20,10 +20,10 @@ from credo.errors import CallOrderError, InvalidType, InvalidValue
 from credo.posterior.base import Posterior, Weights
 from credo.posterior.diagonal import DiagonalPosterior
 from credo.posterior.low_rank import LowRankPosterior
-from credo.posterior.model_copy import device_of, undisturbed
+from credo.posterior.model_copy import device_of, preserve_rng
 from credo.predict.functions import Functions, functions_of
 from credo.predict.inputs import Reader
-from credo.predict.outputs import Read
+from credo.predict.prediction import Read
 from credo.validate import mismatches, whole
 
 SMALLEST_VARIANCE: Final = 1e-30  # as the authors clamp it: rounding can make θ̄² − θ̄·θ̄ negative
@@ -184,7 +184,7 @@ def refresh_batch_norm(model: nn.Module, loader: Iterable[Any]) -> int:
             layer.reset_running_stats()
             layer.momentum = None  # a plain average over batches
             layer.training = True
-        with undisturbed(0, device):
+        with preserve_rng(0, device):
             for batch in Reader(model).batches(loader):
                 batch.call(model)
                 seen += 1

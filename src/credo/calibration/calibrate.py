@@ -18,18 +18,18 @@ from credo.calibration.objectives import Grid, Objective, OfClasses, OfLabels, O
 from credo.errors import InvalidValue
 from credo.metrics.layouts import IGNORED
 from credo.posterior.base import Posterior
-from credo.posterior.model_copy import undisturbed
+from credo.posterior.model_copy import preserve_rng
 from credo.predict.functions import AnyPosterior, functions_of
 from credo.predict.inputs import Batch, Reader
-from credo.predict.likelihoods import (
+from credo.predict.outputs import (
     Bernoulli,
     Categorical,
     Gaussian,
     Likelihood,
+    Noise,
     Task,
     likelihood_of,
 )
-from credo.predict.noise import Noise
 from credo.validate import whole
 
 Fit: TypeAlias = Literal["both", "scale", "temperature", "noise"]
@@ -203,7 +203,7 @@ class _Search:
         read = self.likelihood.read
         functions = functions_of(self.model, posterior, self.samples, self.seed, read, self.vectorise)
         objective = _objective(self.likelihood, self.ignore_index)
-        with undisturbed(self.seed, self.reader.device):
+        with preserve_rng(self.seed, self.reader.device):
             for batch in _with_targets(self.reader.labelled(self.validation, self.batch_size)):
                 columns = zip(*functions(batch), strict=True)
                 objective.add(tuple(torch.cat(column) for column in columns), batch.target)

@@ -16,8 +16,7 @@ from torch import Tensor
 from credo.errors import InvalidValue
 from credo.metrics.layouts import class_rows, label_targets, value_targets
 from credo.metrics.regression import each_gaussian_nll
-from credo.predict.averages import RegressionAverage, tempered, wide
-from credo.predict.outputs import Outputs
+from credo.predict.prediction import Outputs, RegressionAverage, tempered, wide
 
 
 class Objective(Protocol):

@@ -3,7 +3,7 @@
 from credo.continual.ewc import EWC, fisher
 from credo.continual.heads import MultiHead
 from credo.continual.learner import Learner, annealed, cross_entropies, merged, prior_for, reset_parameters
-from credo.continual.loop import Course, learn, share_left
+from credo.continual.loop import Course, learn, remaining_distance, share_left
 from credo.continual.point import Point
 from credo.continual.tasks import Coreset, Task
 from credo.continual.variational import Variational
@@ -24,5 +24,6 @@ __all__ = [
     "reset_parameters",
     "cross_entropies",
     "annealed",
+    "remaining_distance",
     "share_left",
 ]

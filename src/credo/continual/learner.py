@@ -18,7 +18,7 @@ from credo.distributed import world
 from credo.errors import CallOrderError, InvalidType, InvalidValue
 from credo.optim import arguments
 from credo.posterior import DiagonalPosterior, Posterior
-from credo.posterior.model_copy import undisturbed
+from credo.posterior.model_copy import preserve_rng
 from credo.predict import predict
 from credo.validate import positive
 
@@ -156,7 +156,7 @@ class Learner(ABC):
             return
         before, heads = model.used, list(model.heads)
         try:
-            with undisturbed(self._task_seed(), None), torch.enable_grad():
+            with preserve_rng(self._task_seed(), None), torch.enable_grad():
                 model.arrive(task.head)
             yield
         except BaseException:
@@ -261,7 +261,7 @@ def reset_parameters(model: nn.Module, seed: int) -> None:
     """torch's own initialisation of every layer that trains, from a private random stream."""
     device = next((p.device for p in model.parameters()), None)
     resets = [_reset_of(module) for module in model.modules() if _trains(module)]  # all or none
-    with undisturbed(seed, device):
+    with preserve_rng(seed, device):
         for reset in resets:
             reset()
 

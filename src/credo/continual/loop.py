@@ -132,7 +132,7 @@ class Course:
         self._part = self.learner.load_state_dict(state["learner"], under_way)
 
 
-def share_left(
+def remaining_distance(
     steps: int,
     *,
     lr: float,
@@ -161,3 +161,6 @@ def share_left(
         excess *= 1 - ema_rate * factor
         share *= 1 - lr * factor / (1 + excess)
     return share
+
+
+share_left = remaining_distance  # the name it had first

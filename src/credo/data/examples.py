@@ -61,7 +61,7 @@ def centre(images: Tensor, size: int) -> Tensor:
     return images[..., top : top + size, left : left + size]
 
 
-SUBSET_SEED = 0x5EED  # `take` cuts the same shuffle for everybody
+SUBSET_SEED = 0x5EED  # `take` cuts the same shuffle on all ranks
 
 
 class LazyInputs(ABC):

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from credo.errors import InvalidValue, UnsupportedOperation
 from credo.kernels.stacked_noise import sample_rows_
-from credo.posterior.base import Posterior, Prior, Weights
+from credo.posterior.base import Posterior, Prior, Weights, check_generator, keys
 from credo.posterior.files import register_kind
-from credo.posterior.random import check_generator, keys
 from credo.validate import json_copy, mismatches, named_tensors, positive
 
 LOG_2PI = math.log(2 * math.pi)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from credo.errors import InvalidType, InvalidValue
 from credo.posterior.base import Posterior
-from credo.posterior.model_copy import StandIn, device_of, undisturbed
+from credo.posterior.model_copy import ModelCopy, device_of, preserve_rng
 from credo.validate import positive, whole
 
 
@@ -38,32 +38,32 @@ def elbo(
 ) -> Elbo:
     """Estimate the tempered evidence lower bound of a loss.
 
-    `loss` is called with a stand-in for the model, in eval mode and with sampled weights, and returns the
+    `loss` is called with a copy of the model, in eval mode and with sampled weights, and returns the
     mean loss over examples: `lambda model: F.cross_entropy(model(x), y)`. The model is never touched.
     """
     total, weight = whole("data_size", data_size, at_least=1), positive("tempering", tempering)
-    stand_in, samples, seed = (
-        StandIn(model),
+    private, samples, seed = (
+        ModelCopy(model),
         whole("samples", samples, at_least=1),
         whole("seed", seed, at_least=0),
     )
     kl = float(posterior.kl(positive("prior_precision", prior_precision) if prior is None else prior))
-    with undisturbed(seed, device_of(model)):
-        losses = list(_losses(stand_in, posterior, loss, samples, seed))
+    with preserve_rng(seed, device_of(model)):
+        losses = list(_losses(private, posterior, loss, samples, seed))
     nll = total * statistics.fmean(losses)
     error = total * statistics.stdev(losses) / math.sqrt(samples) if samples > 1 else math.inf
     return Elbo(expected_nll=nll, kl=kl, elbo=-nll - weight * kl, standard_error=error)
 
 
 def _losses(
-    stand_in: StandIn, posterior: Posterior, loss: Callable[[nn.Module], Tensor], samples: int, seed: int
+    private: ModelCopy, posterior: Posterior, loss: Callable[[nn.Module], Tensor], samples: int, seed: int
 ) -> Iterator[float]:
-    stand_in.check(posterior.mean)
-    stand_in.take_buffers(posterior.buffers)
+    private.check(posterior.mean)
+    private.take_buffers(posterior.buffers)
     generator = torch.Generator(posterior.device).manual_seed(seed)
     for _ in range(samples):
-        stand_in.load(stand_in.placed(posterior.sample(generator)))
-        yield _scalar(loss(stand_in.module))
+        private.load(private.placed(posterior.sample(generator)))
+        yield _scalar(loss(private.module))
 
 
 def _scalar(loss: object) -> float:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from credo.errors import InvalidValue, UnsupportedOperation
-from credo.posterior.base import Posterior, Prior, Weights
+from credo.posterior.base import Posterior, Prior, Weights, check_generator, standard_normal
 from credo.posterior.diagonal import (
     LOG_2PI,
     DiagonalPosterior,
@@ -26,7 +26,6 @@ from credo.posterior.diagonal import (
 )
 from credo.posterior.files import register_kind
 from credo.posterior.matrix_normal import Layer, Root
-from credo.posterior.random import check_generator, standard_normal
 from credo.validate import json_copy, mismatches, named_tensors, positive
 
 

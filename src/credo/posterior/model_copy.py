@@ -1,15 +1,17 @@
-"""A private double of a model, in eval mode, whose weights can be set while the model is never touched.
+"""A private copy of a model, in eval mode, whose weights can be set while the model is never touched.
 
-`torch.func.functional_call` swaps the weights inside the model for the time of a call, and `model.eval()`
-flips its flags: another thread, a hook or an interrupt can see either. The double has module objects of its
-own and shares the parameters' memory, so making it costs microseconds a module and no copy of the weights.
+`torch.func.functional_call` swaps the weights inside the model for the time of a call, and `model.eval()` flips its
+flags: another thread, a hook or an interrupt can see either. The copy has module objects of its own and shares the
+parameters' memory until others are loaded. A model that cannot be copied, because its own functions close over it, is
+borrowed: for the time of a call its tensors have other memory. No other thread may use it then.
 """
 
+import copy
 import functools
 import types
 import warnings
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,34 +24,55 @@ from credo.posterior.naming import Names
 from credo.validate import SHOWN
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+CONTAINERS = (dict, OrderedDict, list, tuple)
+PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), type))
 
 
-class StandIn:
-    """`stand_in.module` is called like the model; `load` sets some or all of its parameters and buffers.
+class ModelCopy:
+    """`copy.module` is called like the model; `load` sets some or all of its parameters and buffers.
 
     Training flags are False, buffers are copies, hooks are the model's own. A compiled or parallel wrapper is
-    taken off: its double is that of the model inside.
+    taken off: the copy is that of the model inside.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        inner = unwrapped(model)
-        _refuse_what_cannot_be_doubled(inner)
-        doubles = Doubles(inner)
-        self.module: nn.Module = doubles.root
-        self._inner, self.like = inner, _named(inner)
-        self._names = Names({}, self.like, inner)
-        self._slots = {name: doubles.slots[id(tensor)] for name, tensor in self.like.items()}
-        self._first = {name: slots[0][0][slots[0][1]] for name, slots in self._slots.items()}
+        self._inner = copyable(model)
+        self.like = _named(self._inner)
+        own: dict[int, Tensor] = {}  # by the id of the model's tensor
+        for tensor in self.like.values():
+            if id(tensor) not in own:
+                own[id(tensor)] = _own(tensor)
+        self._own = {name: own[id(tensor)] for name, tensor in self.like.items()}
+        self._first = {name: tensor.detach() for name, tensor in self._own.items()}
+        self._found: Names | None = None  # the model's names for a posterior's, where they differ
+        shared = _shared(self._inner, own)
+        self.borrows = shared is None  # whether each call runs the model itself
+        if shared is None:
+            pairs = [(self.like[name], tensor) for name, tensor in self._own.items()]
+            self.module: nn.Module = _Borrowed(self._inner, pairs)
+        else:
+            self.module = copy.deepcopy(self._inner, {**shared, **own})
+        self.activate(frozenset())
+        self._versions = self._written()
+
+    def activate(self, names: frozenset[str]) -> None:
+        """Training mode for the modules of these names, eval mode for all others."""
+        if isinstance(self.module, _Borrowed):
+            self.module.active = names
+            return
+        for name, module in self.module.named_modules():
+            module.__dict__["training"] = name in names
+            module.__dict__.pop("_compiled_call_impl", None)  # module.compile() bound it to the original
 
     def check(self, mean: Mapping[str, Tensor]) -> None:
         """Find the model's names for a posterior's; refuse names it lacks and shapes that differ.
 
         What the posterior lacks stays the model's.
         """
-        found = Names(mean, self.like, self._inner)
+        found = None if mean.keys() <= self.like.keys() else Names(mean, self.like, self._inner)
         wrong = []
         for name, tensor in mean.items():
-            own = self.like.get(found.own(name))
+            own = self.like.get(name if found is None else found.own(name))
             if own is None:
                 wrong.append(f"the model has no {name!r}")
             elif own.shape != tensor.shape:
@@ -57,14 +80,14 @@ class StandIn:
                     f"{name!r} is {tuple(tensor.shape)} in the posterior, {tuple(own.shape)} in the model"
                 )
         _refuse(wrong, "build the model exactly as it was trained")
-        self._names = found
+        self._found = found
 
     def take_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Have a posterior's buffers instead of the model's own; after `check`."""
         if not buffers:
             self._warn_of_untrained_statistics()
             return
-        named = {self._names.own(name): tensor for name, tensor in buffers.items()}
+        named = self._renamed(buffers)
         wrong = [f"the model has no buffer {name!r}" for name in named if name not in self.like]
         wrong += [
             f"the buffer {name!r} is {tuple(tensor.shape)} in the posterior, {tuple(self.like[name].shape)} in the"
@@ -91,24 +114,113 @@ class StandIn:
                 stacklevel=2,
             )
 
-    def own_names(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The model's names for these."""
-        return tuple(map(self._names.own, names))
+    def _renamed(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return tensors if self._found is None else {self._found.own(name): t for name, t in tensors.items()}
 
     def placed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights under the model's names, in its dtypes and on its devices."""
-        named = {self._names.own(name): tensor for name, tensor in weights.items()}
-        return {name: t.to(self.like[name].device, self.like[name].dtype) for name, t in named.items()}
+        like = self.like
+        return {n: t.to(like[n].device, like[n].dtype) for n, t in self._renamed(weights).items()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Put tensors wherever the double holds these weights: tied ones and flattened lists included."""
+        """Have the copy compute with these tensors, wherever it holds the weights: tied and flattened ones included."""
         for name, tensor in weights.items():
-            for container, key in self._slots[name]:
-                container[key] = tensor
+            self._own[name].data = tensor
 
     def release(self) -> None:
         """Go back to what was there at first, so that loaded tensors can be freed before the next are made."""
         self.load(self._first)
+
+    def wrote(self) -> bool:
+        """Whether the model has written to its weights since this was asked last."""
+        before, self._versions = self._versions, self._written()
+        return before != self._versions
+
+    def _written(self) -> int:
+        total = 0
+        for tensor in self._own.values():
+            if isinstance(tensor, nn.Parameter):
+                total += tensor._version
+        return total
+
+
+class _Borrowed(nn.Module):
+    """Calls the model itself with other weights and flags; whatever the call changes in its modules is put back.
+
+    The tensors keep their identity and change their memory, so that all who hold them compute with the others.
+    """
+
+    def __init__(self, model: nn.Module, tensors: list[tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self._borrowed = (model, tensors)  # in a tuple: it is no part of this module
+        self.active: frozenset[str] = frozenset()
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        model, tensors = self._borrowed
+        states = [(part, dict(vars(part))) for part in model.modules()]
+        memory = [(tensor, tensor.data) for tensor, _ in tensors]
+        try:
+            for name, part in model.named_modules():
+                part.__dict__["training"] = name in self.active
+            for tensor, other in tensors:
+                tensor.data = other.data
+            return model(*args, **options)
+        finally:
+            for tensor, first in memory:
+                tensor.data = first
+            for part, state in states:
+                for new in vars(part).keys() - state.keys():
+                    del vars(part)[new]
+                vars(part).update(state)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """What the copy has in its place: a parameter shares the memory, a buffer is a copy."""
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(tensor.detach(), requires_grad=False)
+    return tensor.detach().clone()
+
+
+def _shared(model: nn.Module, tensors: Mapping[int, Tensor]) -> dict[int, Any] | None:
+    """By id, what the copy shares with the model; None where a function of the model closes over the model itself.
+
+    What leads from a module back into the model is copied: modules, containers, bound methods, partials. All else is
+    shared. A function cannot be copied, so one whose closure holds a part of the model would call the original.
+    """
+    shared: dict[int, Any] = {}
+    followed: list[Any] = []
+    enclosed: list[Any] = []  # found in closures
+    inside, seen = set(tensors), set[int]()
+    for module in model.modules():
+        inside.add(id(module))
+        followed.append(vars(module))
+    for waiting in (followed, enclosed):
+        seen.clear()
+        while waiting:
+            value = waiting.pop()
+            kind, key = type(value), id(value)
+            if key in inside:
+                if waiting is enclosed:
+                    return None
+            elif kind in PLAIN or key in seen:
+                continue
+            elif kind in CONTAINERS:
+                seen.add(key)
+                waiting.extend(value.values() if isinstance(value, dict) else value)
+            elif kind is types.MethodType:
+                waiting.append(value.__self__)
+            elif kind is functools.partial:
+                waiting.extend((value.func, value.args, value.keywords))
+            elif kind is types.FunctionType:
+                seen.add(key)
+                for cell in value.__closure__ or ():
+                    try:
+                        enclosed.append(cell.cell_contents)
+                    except ValueError:  # not assigned yet
+                        continue
+            elif waiting is followed:
+                shared[key] = value
+    return shared
 
 
 def _refuse(wrong: list[str], remedy: str) -> None:
@@ -131,6 +243,13 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(buffers(remove_duplicate=False)), **dict(parameters(remove_duplicate=False))}
 
 
+def copyable(model: object) -> nn.Module:
+    """The module inside of wrappers, of which a copy can be made."""
+    inner = unwrapped(model)
+    _refuse_what_cannot_be_copied(inner)
+    return inner
+
+
 def unwrapped(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         held = [n for n in ("module_", "module", "model") if isinstance(getattr(model, n, None), nn.Module)]
@@ -140,7 +259,7 @@ def unwrapped(model: object) -> nn.Module:
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
-def _refuse_what_cannot_be_doubled(model: nn.Module) -> None:
+def _refuse_what_cannot_be_copied(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedOperation(
@@ -153,7 +272,7 @@ def _refuse_what_cannot_be_doubled(model: nn.Module) -> None:
 
 
 @contextmanager
-def undisturbed(seed: int, device: torch.device | None) -> Iterator[None]:
+def preserve_rng(seed: int, device: torch.device | None) -> Iterator[None]:
     """No gradients inside, and what draws from the global generators gets numbers that depend on `seed` only.
 
     Loaders shuffle and some models draw even in eval mode; afterwards the global state is bitwise as before.
@@ -168,115 +287,3 @@ def undisturbed(seed: int, device: torch.device | None) -> Iterator[None]:
             torch.get_device_module(device).manual_seed(seed)
         with torch.inference_mode(False), torch.no_grad():
             yield
-
-
-class Doubles:
-    """`root` is the double of the model; `slots[id(t)]` are the (container, key) places that hold tensor t.
-
-    What leads from a module back into the tree is followed, or the double would call the original:
-    containers, bound methods, partials, closures, hooks. Other objects are shared. So are parameters;
-    buffers are copied.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.slots: defaultdict[int, list[tuple[Any, Any]]] = defaultdict(list)
-        self._modules = {id(module) for module in model.modules()}
-        self._parameters = {id(parameter) for parameter in model.parameters()}
-        self._memo: dict[int, object] = {id(b): b.detach().clone() for b in model.buffers()}
-        self._buffers = set(self._memo)
-        self.root: nn.Module = self._module(model)
-
-    def _of(self, value: object) -> object:
-        if id(value) in self._memo:
-            return self._memo[id(value)]
-        if id(value) in self._modules and isinstance(value, nn.Module):
-            return self._module(value)
-        double = _FOLLOWED.get(type(value))
-        return value if double is None else double(self, value)
-
-    def _module(self, module: nn.Module) -> nn.Module:
-        twin: nn.Module = object.__new__(type(module))
-        self._memo[id(module)] = twin
-        self._fill(twin.__dict__, module.__dict__)
-        twin.__dict__["training"] = False
-        twin.__dict__.pop("_compiled_call_impl", None)  # module.compile() bound it to the original
-        return twin
-
-    def _fill(self, twin: dict[Any, object], source: dict[Any, object]) -> None:
-        for key, value in source.items():
-            twin[key] = self._of(value)
-            self._note(value, twin, key)
-
-    def _note(self, value: object, container: object, key: object) -> None:
-        if id(value) in self._parameters or id(value) in self._buffers:
-            self.slots[id(value)].append((container, key))
-
-    def _mapping(self, source: dict[object, object]) -> object:
-        twin = source.copy()
-        self._memo[id(source)] = twin
-        self._fill(twin, source)
-        return twin
-
-    def _list(self, source: list[object]) -> object:
-        twin: list[object] = []
-        self._memo[id(source)] = twin
-        for key, value in enumerate(source):
-            twin.append(self._of(value))
-            self._note(value, twin, key)
-        return twin
-
-    def _tuple(self, source: tuple[object, ...]) -> object:
-        return tuple(map(self._of, source))
-
-    def _method(self, source: types.MethodType) -> object:
-        return types.MethodType(source.__func__, self._of(source.__self__))
-
-    def _partial(self, source: "functools.partial[object]") -> object:
-        function: Any = self._of(source.func)
-        keywords = {key: self._of(value) for key, value in source.keywords.items()}
-        return functools.partial(function, *map(self._of, source.args), **keywords)
-
-    def _function(self, source: types.FunctionType) -> object:
-        """A function whose closure reaches into the tree is made anew over the doubles; others are shared."""
-        self._memo[id(source)] = source  # it may close over itself
-        cells = source.__closure__ or ()
-        twins = [self._cell(cell) for cell in cells]
-        if all(twin is cell for twin, cell in zip(twins, cells, strict=True)):
-            return source
-        code, scope = source.__code__, source.__globals__
-        twin = types.FunctionType(code, scope, source.__name__, source.__defaults__, tuple(twins))
-        twin.__kwdefaults__ = source.__kwdefaults__
-        twin.__dict__.update(source.__dict__)
-        self._memo[id(source)] = twin
-        return twin
-
-    def _cell(self, cell: types.CellType) -> types.CellType:
-        try:
-            content = cell.cell_contents
-        except ValueError:  # not assigned yet
-            return cell
-        if isinstance(content, dict | list) and not self._leads_back(content, set()):
-            return cell  # somebody's records, to be written as ever
-        twin = self._of(content)
-        return cell if twin is content else types.CellType(twin)
-
-    def _leads_back(self, value: object, seen: set[int]) -> bool:
-        if id(value) in self._modules | self._parameters | self._buffers:
-            return True
-        if id(value) in seen or not isinstance(value, dict | list | tuple):
-            return False
-        seen.add(id(value))
-        return any(
-            self._leads_back(item, seen) for item in (value.values() if isinstance(value, dict) else value)
-        )
-
-
-_FOLLOWED: dict[type, Any] = {
-    dict: Doubles._mapping,
-    OrderedDict: Doubles._mapping,
-    list: Doubles._list,
-    tuple: Doubles._tuple,
-    types.MethodType: Doubles._method,
-    functools.partial: Doubles._partial,
-    types.FunctionType: Doubles._function,
-}

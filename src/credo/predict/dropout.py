@@ -1,17 +1,21 @@
 """MC-dropout as a posterior: a function is the network with one set of units dropped."""
 
-from collections.abc import Iterable, Iterator
-from typing import NoReturn, final
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from math import sqrt
+from typing import Any, NoReturn, final
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
 
 from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
-from credo.posterior.model_copy import StandIn, device_of, undisturbed
+from credo.posterior.model_copy import ModelCopy, copyable, device_of, preserve_rng
 from credo.predict.functions import Functions
 from credo.predict.inputs import Batch
-from credo.predict.masks import FixedMasks, derived_key
-from credo.predict.outputs import Outputs, Read
+from credo.predict.prediction import Outputs, Read
 
 # Torch's modules that drop inside; in eval mode the last three also take a path on which nothing is dropped.
 DROP_INSIDE = (
@@ -39,7 +43,7 @@ class DropoutPosterior:
 
     def __init__(self, model: nn.Module, also: Iterable[str] = ()) -> None:
         self.model = model
-        self._active = _active(StandIn(model).module, _names(also))
+        self._active = _active(copyable(model), _names(also))
 
     def functions(
         self, model: nn.Module, samples: int, seed: int, read: Read, vectorise: bool | None
@@ -65,9 +69,9 @@ class DropoutFunctions:
     """f with masks 1, …, C, one after the other."""
 
     def __init__(self, model: nn.Module, active: frozenset[str], samples: int, seed: int, read: Read) -> None:
-        self._module, self._device = StandIn(model).module, device_of(model)
-        for name, module in self._module.named_modules():
-            module.training = name in active
+        copy = ModelCopy(model)
+        copy.activate(active)
+        self._module, self._device = copy.module, device_of(model)
         self._keys, self._read = [derived_key(seed, i) for i in range(samples)], read
 
     def __call__(self, batch: Batch) -> Iterator[Outputs]:
@@ -76,7 +80,7 @@ class DropoutFunctions:
 
     def _one(self, batch: Batch, key: int) -> object:
         private = batch.map(lambda tensor: tensor.clone())  # a model may write to its input
-        with undisturbed(key, self._device), FixedMasks(key):
+        with preserve_rng(key, self._device), FixedMasks(key):
             return private.call(self._module)
 
 
@@ -110,3 +114,67 @@ def _rate(module: nn.Module) -> float:
     if isinstance(module, _DropoutNd):
         return module.p
     return float(module.dropout) if isinstance(module, nn.MultiheadAttention | nn.RNNBase) else 0.0
+
+
+ALPHA = 1.7580993408473766  # SELU's limit for very negative inputs, as torch.nn.AlphaDropout has it
+
+WHOLE_CHANNELS = {F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout}
+KEEPS_MOMENTS = {F.alpha_dropout, F.feature_alpha_dropout}
+DROPOUTS = {F.dropout, torch.dropout, torch.dropout_, *WHOLE_CHANNELS, *KEEPS_MOMENTS}
+
+
+def derived_key(*parts: int) -> int:
+    """63 bits that are the same everywhere and look unrelated for neighbouring parts."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class FixedMasks(TorchFunctionMode):
+    """Inside, every call of a dropout function drops what the key and the number of the call say."""
+
+    def __init__(self, key: int) -> None:
+        super().__init__()
+        self._key, self._calls = key, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func not in DROPOUTS:
+            return func(*args, **(kwargs or {}))
+        return self._dropped(func, *args, **(kwargs or {}))
+
+    def _dropped(
+        self,
+        func: Any,
+        input: Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+        *,
+        train: bool | None = None,  # torch.dropout's word for `training`
+    ) -> Tensor:
+        if not (training if train is None else train) or p == 0:
+            return input
+        kept = self._kept(input, p, func in WHOLE_CHANNELS)
+        result = _keeping_moments(input, kept, p) if func in KEEPS_MOMENTS else _scaled(input, kept, p)
+        return input.copy_(result) if inplace or func is torch.dropout_ else result
+
+    def _kept(self, input: Tensor, p: float, whole_channels: bool) -> Tensor:
+        """Made on the CPU, so that all devices drop the same."""
+        shape = (1, *input.shape[1:2], *(1 for _ in input.shape[2:])) if whole_channels else input.shape[1:]
+        generator = torch.Generator().manual_seed(derived_key(self._key, self._calls))
+        self._calls += 1
+        return (torch.rand(shape, generator=generator) >= p).to(input.device)
+
+
+def _scaled(input: Tensor, kept: Tensor, p: float) -> Tensor:
+    """x·m/(1−p)."""
+    return torch.zeros_like(input) if p == 1 else input * (kept.to(input.dtype) / (1 - p))
+
+
+def _keeping_moments(input: Tensor, kept: Tensor, p: float) -> Tensor:
+    """a·(x where kept, else −α) + b, with a and b such that mean 0 and variance 1 stay."""
+    if p == 1:
+        return torch.zeros_like(input)
+    a = 1 / sqrt((1 - p) * (1 + p * ALPHA**2))
+    return a * torch.where(kept, input, -ALPHA) + a * ALPHA * p

@@ -7,11 +7,10 @@ from torch import nn
 
 from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
 from credo.posterior.base import Posterior
-from credo.predict.dropout import DropoutPosterior
+from credo.predict.dropout import DropoutPosterior, derived_key
 from credo.predict.functions import AnyPosterior, DrawsFunctions, Functions, functions_of
 from credo.predict.inputs import Batch
-from credo.predict.masks import derived_key
-from credo.predict.outputs import Outputs, Read
+from credo.predict.prediction import Outputs, Read
 
 Member: TypeAlias = nn.Module | Posterior | DrawsFunctions | tuple[nn.Module, AnyPosterior]
 

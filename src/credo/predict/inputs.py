@@ -41,7 +41,10 @@ class Batch:
     target: object = None  # what came with them and is no argument
 
     def tensors(self) -> list[Tensor]:
-        return [*_found(self.args), *_found(self.kwargs)]
+        found: list[Tensor] = []
+        _collect(self.args, found)
+        _collect(self.kwargs, found)
+        return found
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         args = tuple(_mapped(arg, change) for arg in self.args)
@@ -292,12 +295,13 @@ def _has(tensor: Tensor, size: int) -> bool:
     return tensor.dim() > 0 and tensor.shape[0] == size
 
 
-def _found(value: object) -> Iterator[Tensor]:
+def _collect(value: object, found: list[Tensor]) -> None:
+    """Adds the tensors in the value to those found so far."""
     if isinstance(value, Tensor):
-        yield value
+        found.append(value)
     elif isinstance(value, tuple | list | dict):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _found(item)
+            _collect(item, found)
 
 
 def _mapped(value: object, change: Callable[[Tensor], Tensor]) -> object:

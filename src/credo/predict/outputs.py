@@ -1,35 +1,30 @@
-"""From whatever a model returns to the tensors a task needs, or an error that says what it should return.
+"""From what a model returns to a prediction: how a task reads outputs, what it makes of many, and what looks wrong.
 
 Logits arrive as the model lays them out and leave with their classes in the last dimension.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from credo.errors import InvalidType, InvalidValue
-
-Outputs: TypeAlias = tuple[Tensor, ...]
-Read: TypeAlias = Callable[[object], Outputs]
-
-
-def class_place(dims: int, class_dim: int | None) -> int:
-    """Which dimension of an output with so many holds the classes, counted from 0.
-
-    By default: (B, C) and (B, C, H, W), and all with more dimensions, have them second, as torch's cross_entropy does;
-    (B, T, C) has them last, as sequence models return them.
-    """
-    if class_dim is None:
-        return 2 if dims == 3 else 1
-    place = class_dim + dims if class_dim < 0 else class_dim
-    if not 0 < place < dims:
-        raise InvalidValue(
-            f"class_dim={class_dim} is no dimension of classes in an output of {dims} dimensions; dimension 0 counts"
-            f" the examples, so give one of 1 … {dims - 1}, or a negative one from the end"
-        )
-    return place
+from credo.predict.prediction import (
+    AnyPrediction,
+    Average,
+    ClassAverage,
+    LabelAverage,
+    MultilabelPrediction,
+    Outputs,
+    Prediction,
+    RegressionAverage,
+    RegressionPrediction,
+    class_place,
+)
+from credo.validate import positive
 
 
 def logits(output: object, class_dim: int | None = None) -> Outputs:
@@ -116,3 +111,172 @@ def _with_examples(tensor: Tensor) -> Tensor:
             "the model returned a single number; its output needs the examples' dimension first"
         )
     return tensor
+
+
+Noise: TypeAlias = float | Tensor | Literal["model"] | None
+
+
+def noise_variance(noise: object) -> Tensor | None:
+    """The given variance as a tensor; None if there is none, or if the model tells it."""
+    if noise is None or (isinstance(noise, str) and noise == "model"):
+        return None
+    if isinstance(noise, bool) or not isinstance(noise, int | float | Tensor):
+        raise InvalidType(f"noise must be a variance (number or tensor), 'model' or None, got {noise!r:.80}")
+    variance = torch.as_tensor(noise).detach()
+    if variance.is_complex() or variance.dtype == torch.bool:
+        raise InvalidType(f"noise must be a real variance, got a tensor of {variance.dtype}")
+    if not bool((variance.isfinite() & (variance >= 0)).all()):
+        raise InvalidValue(f"noise is a variance and must be finite and >= 0, got {noise!r:.80}")
+    return variance
+
+
+Task: TypeAlias = Literal["classification", "binary", "multilabel", "regression"]
+TASKS: tuple[str, ...] = get_args(Task)
+CLOSE_TO_ONE = 1e-3  # of the sum of a row: half precision rounds so
+SOME = 64  # examples that are looked at
+ENOUGH = 20  # outputs between 0 and 1 that are no accident
+
+
+class Likelihood(Protocol):
+    def read(self, output: object) -> Outputs:
+        """What the model returned as tensors, one row per example; also under vmap."""
+
+    def average(self, keep_samples: bool) -> Average: ...
+
+    def rebuilt(self, *tensors: Tensor) -> AnyPrediction:
+        """The prediction that has these tensors, in the order of its fields."""
+
+    def inspect(self, answers: Outputs, target: object) -> None:
+        """Warns of answers (samples, examples, …) that cannot be meant; refuses those that the target contradicts."""
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """softmax(f/T). `single`: the model returns one logit, and the classes are no and yes."""
+
+    temperature: float = 1.0
+    class_dim: int | None = None
+    single: bool = False
+
+    def read(self, output: object) -> Outputs:
+        return (single_logits if self.single else logits)(output, self.class_dim)
+
+    def average(self, keep_samples: bool) -> ClassAverage:
+        return ClassAverage(keep_samples, self.temperature, self.class_dim)
+
+    def rebuilt(self, *tensors: Tensor) -> Prediction:
+        probs, log_probs, entropy, expected, disagreement, *samples = tensors
+        place = class_place(probs.dim(), self.class_dim)
+        kept = samples[0] if samples else None
+        return Prediction(probs, log_probs, entropy, expected, disagreement, kept, place)
+
+    def inspect(self, answers: Outputs, target: object) -> None:
+        self._refuse_other_layout(answers[0][0], target)
+        if self.single:
+            _warn_of_sigmoid(answers[0][0, ..., 1], "binary")
+            return
+        rows = answers[0][0, :SOME].reshape(-1, answers[0].shape[-1])
+        if (
+            not len(rows) or abs(float(rows[0].sum()) - 1) > CLOSE_TO_ONE
+        ):  # nearly always so: one row is enough
+            return
+        if bool((rows >= 0).all() & ((rows.sum(-1) - 1).abs() <= CLOSE_TO_ONE).all()):
+            _warn("are not negative and sum to one over the classes", "Softmax", "softmax")
+
+    def _refuse_other_layout(self, rows: Tensor, target: object) -> None:
+        """Class indices in the batch tell which dimension they lack; (B, T, C) and (B, C, T) look alike without."""
+        if not isinstance(target, Tensor) or target.is_floating_point() or target.shape == rows.shape[:-1]:
+            return
+        place = class_place(rows.dim(), self.class_dim)
+        shape = rows.movedim(-1, place).shape
+        fitting = [k for k in range(1, len(shape)) if target.shape == (*shape[:k], *shape[k + 1 :])]
+        if fitting:
+            raise InvalidValue(
+                f"the model returned {tuple(shape)} and the batch has targets of shape {tuple(target.shape)}, which fit"
+                f" classes in dimension {fitting[0]}, not {place}; say class_dim={fitting[0]}"
+            )
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """sigmoid(f/T) for every output."""
+
+    temperature: float = 1.0
+
+    def read(self, output: object) -> Outputs:
+        return label_logits(output)
+
+    def average(self, keep_samples: bool) -> LabelAverage:
+        return LabelAverage(keep_samples, self.temperature)
+
+    def rebuilt(self, *tensors: Tensor) -> MultilabelPrediction:
+        return MultilabelPrediction(*tensors)
+
+    def inspect(self, answers: Outputs, target: object) -> None:
+        _warn_of_sigmoid(answers[0][0], "multilabel")
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """N(f, noise); `learnt`: the model returns (mean, log_variance)."""
+
+    noise: Tensor | None = None
+    learnt: bool = False
+
+    def read(self, output: object) -> Outputs:
+        return values_and_log_variances(output) if self.learnt else values(output)
+
+    def average(self, keep_samples: bool) -> RegressionAverage:
+        return RegressionAverage(keep_samples, self.noise)
+
+    def rebuilt(self, *tensors: Tensor) -> RegressionPrediction:
+        return RegressionPrediction(*tensors)
+
+    def inspect(self, answers: Outputs, target: object) -> None:
+        pass
+
+
+def likelihood_of(task: object, noise: Noise, temperature: object, class_dim: object) -> Likelihood:
+    """The likelihood of a task with its options; refuses those that another task has."""
+    if not isinstance(task, str) or task not in TASKS:
+        raise InvalidValue(
+            f"task must be {', '.join(map(repr, TASKS[:-1]))} or {TASKS[-1]!r}, got {task!r:.80}"
+        )
+    heat = positive("temperature", temperature)
+    if class_dim is not None and (isinstance(class_dim, bool) or not isinstance(class_dim, int)):
+        raise InvalidType(f"class_dim must be an int or None, got {class_dim!r:.80}")
+    if class_dim == 0:
+        class_place(2, class_dim)
+    if class_dim is not None and task in ("multilabel", "regression"):
+        raise InvalidValue(
+            f"class_dim={class_dim} is for task='classification' and 'binary', and task={task!r}"
+        )
+    if task == "regression":
+        if heat != 1:
+            raise InvalidValue(
+                f"temperature={heat:g} divides logits, and task='regression' has none; the width of its predictions is"
+                " noise=..., the variance of the observations"
+            )
+        learnt = isinstance(noise, str) and noise == "model"
+        return Gaussian(noise_variance(noise), learnt)
+    if noise is not None:
+        raise InvalidValue("noise is for task='regression'; a classifier's is in its probabilities")
+    if task == "multilabel":
+        return Bernoulli(heat)
+    return Categorical(heat, class_dim, single=task == "binary")
+
+
+def _warn_of_sigmoid(answers: Tensor, task: str) -> None:
+    if answers.numel() < ENOUGH or not 0 < float(answers.flatten()[0]) < 1:
+        return
+    if bool(((answers > 0) & (answers < 1)).all()):
+        _warn(f"all lie between 0 and 1 (task={task!r})", "Sigmoid", "sigmoid")
+
+
+def _warn(what: str, layer: str, function: str) -> None:
+    warnings.warn(
+        f"the model's outputs {what}: they look like probabilities, and predict takes the {function} of logits. Leave"
+        f" out the {layer} at the end of the model, or return the logarithm of its result where it sums to one",
+        UserWarning,
+        stacklevel=2,
+    )

@@ -6,14 +6,19 @@ from torch import nn
 
 from credo.distributed import ALONE, world_asked_for
 from credo.errors import InvalidValue
-from credo.posterior.model_copy import undisturbed
-from credo.predict.averages import first_examples, joined
+from credo.posterior.model_copy import preserve_rng
 from credo.predict.functions import AnyPosterior, Functions, functions_of
 from credo.predict.inputs import Batch, Reader
-from credo.predict.likelihoods import Likelihood, Task, likelihood_of
-from credo.predict.noise import Noise
-from credo.predict.outputs import Outputs
-from credo.predict.prediction import AnyPrediction, MultilabelPrediction, Prediction, RegressionPrediction
+from credo.predict.outputs import Likelihood, Noise, Task, likelihood_of
+from credo.predict.prediction import (
+    AnyPrediction,
+    MultilabelPrediction,
+    Outputs,
+    Prediction,
+    RegressionPrediction,
+    first_examples,
+    joined,
+)
 from credo.predict.ranks import Turns, of_all_ranks
 from credo.validate import whole
 
@@ -97,7 +102,7 @@ def predict(
 ) -> AnyPrediction:
     """Predict with C functions drawn from the posterior: p̂(y|x) = (1/C) Σ p(y|x, w_c), w_c ~ q.
 
-    The model is run in eval mode through a stand-in: its weights, buffers, flags and hooks, and the global
+    The model is run in eval mode through a copy: its weights, buffers, flags and hooks, and the global
     random streams, are bitwise as before, also after an error. The functions are the same for every batch and
     depend on `seed` only. Results carry no graph and lie on the model's device.
 
@@ -117,7 +122,7 @@ def predict(
         target: the name of the target in dict batches, where it is none of the usual ones.
         keep_samples: keep the answer of each function as `prediction.samples`.
         batch_size: split a large tensor, tuple or dict along its first dimension.
-        vectorise: None decides by shapes (`credo.predict.plan`), False is the plain loop, True vectorises
+        vectorise: None decides by shapes (`credo.predict.functions`), False is the plain loop, True vectorises
             wherever that is possible. The numbers are equal to rounding.
         distributed: True divides the batches among the ranks of `torch.distributed`. All must call with the same
             arguments, and all get the whole prediction (`credo.predict.ranks`).
@@ -127,18 +132,21 @@ def predict(
         batch_size = whole("batch_size", batch_size, at_least=1)
     likelihood, reader = likelihood_of(task, noise, temperature, class_dim), Reader(model, target)
     functions = functions_of(model, posterior, samples, seed, likelihood.read, vectorise)
-    everybody = world_asked_for() if distributed else ALONE
-    turns, device = Turns(everybody), reader.device
+    world = world_asked_for() if distributed else ALONE
+    turns = Turns(world) if distributed else None
 
     def work() -> list[AnyPrediction]:
-        with undisturbed(seed, device):
-            found = turns.mine(reader.batches(inputs, batch_size, parts=everybody.size))
+        with preserve_rng(seed, reader.device):
+            batches = reader.batches(inputs, batch_size, parts=world.size)
             return [
                 _of_batch(functions, batch, likelihood, keep_samples, first=k == 0)
-                for k, batch in enumerate(found)
+                for k, batch in enumerate(turns.mine(batches) if turns else batches)
             ]
 
-    results = work() if everybody.alone else of_all_ranks(everybody, turns, device, likelihood.rebuilt, work)
+    if turns is None or world.alone:
+        results = work()
+    else:
+        results = of_all_ranks(world, turns, reader.device, likelihood.rebuilt, work)
     if not results:
         raise InvalidValue("inputs yielded no batch; an exhausted iterator must be made again")
     return joined(results)

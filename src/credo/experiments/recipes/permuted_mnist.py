@@ -23,7 +23,7 @@ VOGN: Final = ContinualTraining(
 )
 # Faster rates for fewer epochs, but the precision's no faster than it must be: of 1e-2, 5e-3 and 3e-3 the slowest keeps
 # the old tasks best (docs/log.md). A lower initial precision fades in time all the same, and of the fresh start 2e-4 is
-# left (`credo.continual.share_left`).
+# left (`credo.continual.remaining_distance`).
 VOGN_ON_CPU: Final = replace(
     VOGN,
     epochs=10,

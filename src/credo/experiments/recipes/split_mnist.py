@@ -9,7 +9,7 @@ from credo.experiments.recipes import permuted_mnist as permuted
 # An epoch has a fifth of the steps of Permuted MNIST, so that it takes five times the epochs to have as many.
 VOGN: Final = replace(permuted.VOGN, epochs=500)
 # Batches of 32, so that a task has 7,040 steps: the rates of Permuted MNIST need them, for the initial precision to
-# fade and the mean to return (`credo.continual.share_left`). With batches of 128 the last task broke the others
+# fade and the mean to return (`credo.continual.remaining_distance`). With batches of 128 the last task broke the others
 # (docs/log.md).
 VOGN_ON_CPU: Final = replace(permuted.VOGN_ON_CPU, epochs=20, batch_size=32, hold=0.7)
 

@@ -1,10 +1,11 @@
-"""The stand-in answers as the model would with other weights, and the model never notices.
+"""The copy answers as the model would with other weights, and the model never notices.
 
 The oracle is a deep copy of the model, in eval mode, whose parameters are overwritten.
 """
 
 import copy
 import functools
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from credo.errors import CallOrderError, InvalidType, InvalidValue, UnsupportedOperation
-from credo.posterior.model_copy import StandIn
+from credo.posterior.model_copy import ModelCopy
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 
@@ -33,13 +34,13 @@ class Tied(nn.Module):
 class References(nn.Module):
     """Reaches its layers by every road but `self.layer`."""
 
-    def __init__(self, road: str) -> None:
+    def __init__(self, road: str, closes: bool = True) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.road = road
         self.listed = [self.layer, {"also": (self.layer,)}]
         self.bound = self.layer.forward
-        self.closure = lambda x: self.layer(x)
+        self.closure = (lambda x: self.layer(x)) if closes else None  # with it, the model cannot be copied
         self.partial = functools.partial(self._through, self.layer)
         self.weights = [self.layer.weight, self.layer.bias]
 
@@ -84,6 +85,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "tied": Tied,
     **{f"by {road}": functools.partial(References, road) for road in
        ("list", "nested", "bound", "closure", "partial", "weights")},
+    **{f"by {road}, copied": functools.partial(References, road, closes=False) for road in
+       ("list", "nested", "bound", "partial", "weights")},
     "recurrent": Recurrent,
     "attention": lambda: nn.TransformerEncoderLayer(4, 2, 8),
     "hooked": hooked,
@@ -102,11 +105,11 @@ def other_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def oracle(model: nn.Module, weights: dict[str, Tensor]) -> Tensor:
-    twin = copy.deepcopy(model).eval()
+    oracle_model = copy.deepcopy(model).eval()
     with torch.no_grad():
-        for name, parameter in twin.named_parameters():
+        for name, parameter in oracle_model.named_parameters():
             parameter.copy_(weights[name])
-        return twin(X)
+        return oracle_model(X)
 
 
 def snapshot(model: nn.Module) -> list[object]:
@@ -127,23 +130,23 @@ def unchanged(before: list[object], after: list[object]) -> bool:
 def test_it_answers_as_the_model_would(kind: str) -> None:
     model = MODELS[kind]().train()
     weights, before = other_weights(model), snapshot(model)
-    stand_in = StandIn(model)
-    stand_in.check(weights)
-    stand_in.load(stand_in.placed(weights))
+    private = ModelCopy(model)
+    private.check(weights)
+    private.load(private.placed(weights))
     with torch.no_grad():
-        answer = stand_in.module(X)
+        answer = private.module(X)
     assert torch.equal(answer, oracle(model, weights))
     assert unchanged(before, snapshot(model))
 
 
-def test_closures_and_hooks_reach_the_stand_in() -> None:
+def test_closures_and_hooks_reach_the_private() -> None:
     """Deep copies keep closures over the original, so these have oracles of their own."""
     for kind in ("hooked", "patched forward", "by closure"):
         model = MODELS[kind]()
         weights = other_weights(model)
-        stand_in = StandIn(model)
-        stand_in.load(weights)
-        assert torch.equal(stand_in.module(X), torch.func.functional_call(model, weights, (X,)))
+        private = ModelCopy(model)
+        private.load(weights)
+        assert torch.equal(private.module(X), torch.func.functional_call(model, weights, (X,)))
 
 
 def test_buffers_written_in_eval_mode_stay_private() -> None:
@@ -158,7 +161,7 @@ def test_buffers_written_in_eval_mode_stay_private() -> None:
             return x + self.calls
 
     model = Counts()
-    assert torch.equal(StandIn(model).module(X), X + 1)
+    assert torch.equal(ModelCopy(model).module(X), X + 1)
     assert float(model.calls) == 0
     assert not hasattr(model, "last")
 
@@ -168,38 +171,100 @@ def test_names_of_wrapped_models_fit_both_ways() -> None:
     weights = other_weights(inner)
     for model in (inner, nn.DataParallel(inner)):
         for prefix in ("", "module.", "module._orig_mod."):
-            stand_in = StandIn(model)
+            private = ModelCopy(model)
             named = {prefix + name: tensor for name, tensor in weights.items()}
-            stand_in.check(named)
-            stand_in.load(stand_in.placed(named))
-            assert torch.equal(stand_in.module(X), F.linear(X, weights["weight"], weights["bias"]))
+            private.check(named)
+            private.load(private.placed(named))
+            assert torch.equal(private.module(X), F.linear(X, weights["weight"], weights["bias"]))
 
 
 def test_a_compiled_model_is_taken_as_it_was_before() -> None:
     inner = nn.Linear(4, 4)
     weights = other_weights(inner)
-    stand_in = StandIn(torch.compile(inner))  # type: ignore[arg-type]
-    stand_in.load(weights)
-    assert torch.equal(stand_in.module(X), F.linear(X, weights["weight"], weights["bias"]))
+    private = ModelCopy(torch.compile(inner))  # type: ignore[arg-type]
+    private.load(weights)
+    assert torch.equal(private.module(X), F.linear(X, weights["weight"], weights["bias"]))
 
 
 def test_weights_take_the_dtype_of_the_model() -> None:
-    stand_in = StandIn(nn.Linear(4, 4, dtype=torch.bfloat16))
-    placed = stand_in.placed({"weight": torch.ones(4, 4)})
+    private = ModelCopy(nn.Linear(4, 4, dtype=torch.bfloat16))
+    placed = private.placed({"weight": torch.ones(4, 4)})
     assert placed["weight"].dtype == torch.bfloat16
 
 
 def test_the_first_mismatches_are_listed() -> None:
     with pytest.raises(InvalidValue, match=r"no 'a', the model has no 'b', 'weight' is \(2,\).*and 1 more"):
-        StandIn(nn.Linear(4, 4)).check({n: torch.ones(2) for n in ("a", "b", "weight", "bias")})
+        ModelCopy(nn.Linear(4, 4)).check({n: torch.ones(2) for n in ("a", "b", "weight", "bias")})
 
 
-def test_what_cannot_be_doubled_is_refused_by_name() -> None:
+def test_what_cannot_be_copied_is_refused_by_name() -> None:
     with pytest.raises(InvalidType, match="Module"):
-        StandIn(lambda x: x)  # type: ignore[arg-type]
+        ModelCopy(lambda x: x)  # type: ignore[arg-type]
     with pytest.raises(CallOrderError, match="weight"):
-        StandIn(nn.LazyLinear(3))
+        ModelCopy(nn.LazyLinear(3))
     with pytest.warns(DeprecationWarning, match="script"):
         scripted = torch.jit.script(nn.Linear(4, 4))
     with pytest.raises(UnsupportedOperation, match="script"):
-        StandIn(nn.Sequential(scripted))
+        ModelCopy(nn.Sequential(scripted))
+
+
+class Foreign(nn.Module):
+    """Holds what cannot be copied, or must not be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.lock, self.seen = nn.Linear(4, 4), threading.Lock(), list[Tensor]()
+        self.scale = torch.ones(4, requires_grad=True) * 2  # has a graph: torch refuses to copy it
+        self.layer.register_forward_hook(self.seen_by)
+        recorder = self.seen
+        self.layer.register_forward_hook(lambda module, args, output: recorder.append(output))
+
+    @staticmethod
+    def seen_by(module: nn.Module, args: object, output: Tensor) -> None:
+        pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.lock:
+            return self.layer(x) * self.scale
+
+
+def test_what_is_no_part_of_the_model_is_shared() -> None:
+    model = Foreign()
+    weights = other_weights(model)
+    private = ModelCopy(model)
+    private.load(weights)
+    with torch.no_grad():
+        answer = private.module(X)
+    assert not private.borrows
+    assert torch.equal(answer, F.linear(X, weights["layer.weight"], weights["layer.bias"]) * 2)
+    assert len(model.seen) == 1  # a hook's record, written as ever
+    assert private.module.lock is model.lock
+
+
+@pytest.mark.parametrize("kind", ["hooked", "patched forward", "by closure"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_model_that_must_be_borrowed_is_given_back_as_it_was(kind: str, fails: bool) -> None:
+    model = MODELS[kind]().train()
+    before, private = snapshot(model), ModelCopy(model)
+    assert private.borrows
+    private.load(other_weights(model))
+    if fails:
+        with pytest.raises(RuntimeError):
+            private.module(X[:, :3])
+    else:
+        private.module(X)
+    assert unchanged(before, snapshot(model))
+
+
+def test_the_model_says_when_it_writes_to_its_weights() -> None:
+    class Clamps(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.weight.mul_(0.5)
+            return super().forward(x)
+
+    for model, writes in ((Clamps(4, 3), True), (nn.Linear(4, 3), False), (nn.BatchNorm1d(4), False)):
+        private = ModelCopy(model)
+        private.load(other_weights(model))
+        assert not private.wrote()
+        private.module(X)
+        assert private.wrote() == writes
