@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from torch import nn
 
@@ -19,10 +19,30 @@ NOTHING: Final[Mapping[str, Setting]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Training:
-    """Everything that decides a run but its seed: two runs of one Training and one seed are equal bit by bit."""
+class TaskStream:
+    """Tasks made from one data set, learned one after the other, and what is carried from each to the next.
 
-    method: str  # a key of experiments.methods.METHODS
+    kind: "permuted" (one head, a permutation of the pixels for each task) or "split" (a head for each pair of classes).
+    """
+
+    kind: Literal["permuted", "split"]
+    count: int
+    start: Literal["fresh", "mean"] = "fresh"  # where the mean of a task starts; for vogn and vcl
+    hold: float = 0.0  # the learning rate stays for this share of each task, then falls exponentially
+    last_lr: float = 1.0  # to this share of its first value
+    strength: float = 0.0  # λ, for ewc
+    online: float | None = None  # decay of the online variant, for ewc
+
+
+@dataclass(frozen=True)
+class Training:
+    """Everything that decides a run but its seed: two runs of one Training and one seed are equal bit by bit.
+
+    With `tasks` it is a stream of tasks: `epochs` are those of each, and the other fields that count are method, model,
+    data, settings, model_options, batch_size and samples.
+    """
+
+    method: str  # a key of experiments.methods.METHODS; of streams.METHODS for a stream
     model: str | Callable[[], nn.Module]  # a registered name, or the user's own factory
     data: str | Callable[[], Splits]  # a registered name, or the user's own
     settings: Mapping[str, Setting] = field(
@@ -57,6 +77,7 @@ class Training:
     mc_groups: int | None = (
         None  # of many processes: those of one group share their data, and differ in their samples
     )
+    tasks: TaskStream | None = None  # None: a single task
 
 
 @dataclass(frozen=True)
@@ -72,6 +93,10 @@ class Row:
     cpu: Training | None
     published: Published = field(default_factory=lambda: MappingProxyType({}))
 
+    def training(self, size: str) -> Training | None:
+        """That of a size, "cpu" or "paper"; None where the row has none."""
+        return self.cpu if size == "cpu" else self.paper
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -83,3 +108,12 @@ class Recipe:
     rows: tuple[Row, ...]
     figures: tuple[str, ...] = ()
     note: str = ""  # what the CPU size changes, and known slips in the paper
+    seeds: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # by size; 1 unless given
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether its rows learn streams of tasks."""
+        trainings = [
+            training for row in self.rows for training in (row.paper, row.cpu) if training is not None
+        ]
+        return any(training.tasks is not None for training in trainings)

@@ -17,9 +17,9 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 from torch.optim import Optimizer
 
 from credo.errors import InvalidType, InvalidValue
+from credo.experiments.build import options_of
 from credo.experiments.methods import FACTORS, method_of
 from credo.experiments.names import known
-from credo.experiments.networks import options_of
 from credo.experiments.recipe import Setting, Training
 
 DIGITS: Final = 4  # what is tried has so many significant digits, and is what is printed at the end
