@@ -108,9 +108,8 @@ class Checkpoints:
             return
         for path in self.folder.iterdir():
             if path not in kept and CHECKPOINT.fullmatch(path.name):
-                with contextlib.suppress(
-                    OSError
-                ):  # its manifest goes first: half removed is as good as removed
+                # Its manifest goes first: half removed is as good as removed
+                with contextlib.suppress(OSError):
                     (path / MANIFEST).unlink()
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -66,9 +66,8 @@ class Approximation:
 class DropoutApproximation(Approximation):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self._posterior = DropoutPosterior(
-            model
-        )  # an error for a model without dropout comes now, not after the first epoch
+        # An error for a model without dropout comes now, not after the first epoch
+        self._posterior = DropoutPosterior(model)
 
     def now(self) -> AnyPosterior:
         return self._posterior

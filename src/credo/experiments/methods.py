@@ -31,9 +31,8 @@ from credo.optim import IVON, KFAC, OGN, VOGN, BayesByBackprop, NoisyKFAC
 from credo.optim.arguments import number
 from credo.optim.groups import parameter_groups
 
-GIVEN: Final = frozenset(
-    {"params", "model", "data_size", "seed", "prior", "reduction"}
-)  # not the recipe's to choose
+# Not the recipe's to choose
+GIVEN: Final = frozenset({"params", "model", "data_size", "seed", "prior", "reduction"})
 FOR_THE_TASK: Final[Mapping[str, Setting]] = {"noise_variance": 1.0}  # of a regression's observations
 # On the numbers that an optimiser chose by itself: what it holds in its parameter groups is multiplied.
 FACTORS: Final[Mapping[str, Setting]] = {"lr_factor": 1.0, "noise_factor": 1.0, "damping_factor": 1.0}

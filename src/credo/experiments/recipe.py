@@ -45,17 +45,13 @@ class Training:
     method: str  # a key of experiments.methods.METHODS; of streams.METHODS for a stream
     model: str | Callable[[], nn.Module]  # a registered name, or the user's own factory
     data: str | Callable[[], Splits]  # a registered name, or the user's own
-    settings: Mapping[str, Setting] = field(
-        default_factory=lambda: NOTHING
-    )  # keyword arguments of the optimiser
-    model_options: Mapping[str, Setting] = field(
-        default_factory=lambda: NOTHING
-    )  # keyword arguments of a registered model
+    # Keyword arguments of the optimiser, and of a registered model
+    settings: Mapping[str, Setting] = field(default_factory=lambda: NOTHING)
+    model_options: Mapping[str, Setting] = field(default_factory=lambda: NOTHING)
     epochs: int = 10
     batch_size: int = 128
-    augment: bool = (
-        False  # the data set's own augmentation; its ρ reaches the optimiser unless settings say otherwise
-    )
+    # The data set's own augmentation; its ρ reaches the optimiser unless settings say otherwise
+    augment: bool = False
     train_size: int | None = None  # the first n after a fixed shuffle, for runs of CPU size
     test_size: int | None = None
     validation_size: int | None = None  # kept out of the training set after the same shuffle, its last n
@@ -69,14 +65,12 @@ class Training:
     samples: int = 10  # C, the samples of the posterior at test time
     epoch_samples: int | None = None  # the same in the evaluations before the last; None: as many
     epoch_test_size: int | None = None  # and the test examples in these; None: all
-    held_out_classes: tuple[
-        int, ...
-    ] = ()  # left out of training and test, and kept as the OOD set "held_out"
+    # Left out of training and test, and kept as the OOD set "held_out"
+    held_out_classes: tuple[int, ...] = ()
     ood: tuple[str, ...] = ()  # names of further OOD data sets
     task: str = "classification"  # or "regression"
-    mc_groups: int | None = (
-        None  # of many processes: those of one group share their data, and differ in their samples
-    )
+    # Of many processes: those of one group share their data, and differ in their samples
+    mc_groups: int | None = None
     tasks: TaskStream | None = None  # None: a single task
 
 

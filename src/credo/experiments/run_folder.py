@@ -117,11 +117,8 @@ class RunFolder:
         An error if what differs is part of the run's identity, or if `strictly`: a finished run cannot change.
         """
         config = self.read_config()
-        saved = {
-            **DEFAULTS,
-            **config["training"],
-            "seed": config["seed"],
-        }  # a field may be younger than the run
+        # A field may be younger than the run
+        saved = {**DEFAULTS, **config["training"], "seed": config["seed"]}
         asked = {**described(training), "seed": seed}
         names = [name for name in asked if saved.get(name) != asked[name]]
         words = [f"{name} was {saved.get(name)!r}, now {asked[name]!r}" for name in names]
@@ -287,9 +284,8 @@ def finite(value: Any) -> Any:
 
 def provenance() -> dict[str, object]:
     """What every run stores beside its settings."""
-    version: str = import_module(
-        "credo"
-    ).__version__  # by name: no layer imports the package that gathers them all
+    # By name: no layer imports the package that gathers them all
+    version: str = import_module("credo").__version__
     return {
         "versions": {"credo": version, "torch": torch.__version__, "python": sys.version.split()[0]},
         "commit": commit(),

@@ -101,11 +101,8 @@ def figure(picture: Picture) -> str:
 
 # The report as files: report.md, report.html, and every figure as PNG and SVG
 
-USUAL = (
-    "training_curves",
-    "calibration_curves",
-    "entropy_histograms",
-)  # for a recipe that names none, or is not ours
+# For a recipe that names none, or is not ours
+USUAL = ("training_curves", "calibration_curves", "entropy_histograms")
 
 USUAL_OF_STREAMS = ("average_accuracy",)
 
@@ -154,9 +151,8 @@ def draw_all(results: Sequence[Result], data_root: Path | str | None) -> list[tu
         groups.setdefault((result.recipe, result.size), []).append(result)
     found = []
     for (name, size), group in groups.items():
-        stem = plain_name(
-            "recipe and size in config.json:", f"{name or 'run'}-{size or 'own'}"
-        )  # it names files
+        # It names files
+        stem = plain_name("recipe and size in config.json:", f"{name or 'run'}-{size or 'own'}")
         wanted = RECIPES[name].figures if name in RECIPES else ()
         for kind in wanted or (USUAL_OF_STREAMS if group[0].is_stream else USUAL):
             figure = figures.draw(kind, group, data_root=data_root)

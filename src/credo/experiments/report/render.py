@@ -49,10 +49,8 @@ def escape(text: str) -> str:
 
 # In the terminal, with rich
 
-METHOD, NARROW = (
-    22,
-    8,
-)  # characters that the first two columns take at least, and a column with the sd below the mean
+# Characters that the first two columns take at least, and a column with the sd below the mean
+METHOD, NARROW = 22, 8
 NAMES, CELL = 30, 16  # characters that the first two columns take, and a column of mean ± sd
 
 
