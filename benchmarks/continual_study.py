@@ -13,32 +13,30 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from credo import metrics
 from credo.continual import Course, Task, annealed, share_left
 from credo.data import Splits, load
-from credo.experiments.continual import course_of, model_of, tasks_of
-from credo.experiments.continual_learners import learner_for
-from credo.experiments.continual_recipe import ContinualRecipe, ContinualTraining
-from credo.experiments.continual_runs import continual_recipe_of
-from credo.experiments.recipes.permuted_mnist import VOGN_ON_CPU
+from credo.experiments import Training
+from credo.experiments.recipes.continual_mnist import FIVE, VOGN_ON_CPU, on
+from credo.experiments.streams import course_of, learner_for, model_for, tasks_of
 
+KINDS: Final = {"permuted-mnist": "permuted", "split-mnist": "split"}
 SEED: Final = 100  # of the permutations and of the training; the recipes' are 0, 1, 2
 
 
 def vogn(
-    batch_size: int, hold: float, last_lr: float, epochs: int = 10, **settings: float
-) -> ContinualTraining:
+    batch_size: int, hold: float, last_lr: float, epochs: int = 10, start: Any = "fresh", **settings: float
+) -> Training:
     chosen = {**VOGN_ON_CPU.settings, "initial_precision": 1e4, **settings}
-    return replace(
-        VOGN_ON_CPU, epochs=epochs, batch_size=batch_size, hold=hold, last_lr=last_lr, settings=chosen
-    )
+    tasks = replace(FIVE, hold=hold, last_lr=last_lr, start=start)
+    return replace(VOGN_ON_CPU, epochs=epochs, batch_size=batch_size, settings=chosen, tasks=tasks)
 
 
-STUDIES: Final[Mapping[str, Mapping[str, ContinualTraining]]] = {
+STUDIES: Final[Mapping[str, Mapping[str, Training]]] = {
     "permuted-mnist": {
         "first": vogn(256, 0.7, 0.1, lr=5e-3, ema_rate=1e-2),
         "cooler": vogn(256, 0.6, 0.01, lr=5e-3, ema_rate=1e-2),
@@ -50,7 +48,7 @@ STUDIES: Final[Mapping[str, Mapping[str, ContinualTraining]]] = {
     },
     "split-mnist": {
         "first": vogn(128, 0.7, 0.03, epochs=20, lr=5e-3, ema_rate=1e-2),
-        "the old mean": replace(vogn(128, 0.7, 0.03, epochs=20, lr=5e-3, ema_rate=1e-2), start="mean"),
+        "the old mean": vogn(128, 0.7, 0.03, epochs=20, start="mean", lr=5e-3, ema_rate=1e-2),
         "fast": vogn(128, 0.7, 0.03, epochs=20, lr=1e-2, ema_rate=2e-2, initial_precision=1e3),
         "fast, one rate": vogn(128, 0.7, 0.03, epochs=20, lr=1e-2, ema_rate=1e-2, initial_precision=1e3),
         "narrow prior": vogn(64, 0.7, 0.03, epochs=20, lr=5e-3, ema_rate=5e-3, prior_precision=100.0),
@@ -65,10 +63,11 @@ def validation(root: Path) -> Splits:
     return replace(whole, train=whole.train.subset(order[10_000:]), test=whole.train.subset(order[:10_000]))
 
 
-def study(name: str, recipe: ContinualRecipe, training: ContinualTraining, splits: Splits) -> None:
-    tasks = tasks_of(recipe, recipe.tasks["cpu"], splits, SEED)
+def study(name: str, training: Training, splits: Splits) -> None:
+    assert training.tasks is not None
+    tasks = tasks_of(training.tasks, splits, SEED)
     print(f"{name}: {left_by(training, tasks[0]):.1e} of a fresh start is left", flush=True)
-    learner = learner_for(training, model_of(recipe, tasks), SEED)
+    learner = learner_for(training, model_for(training, tasks), SEED)
     seen = 0
 
     def show(course: Course) -> None:
@@ -81,11 +80,12 @@ def study(name: str, recipe: ContinualRecipe, training: ContinualTraining, split
     print(f"{name}: average {100 * metrics.average_accuracy(matrix):.2f}", flush=True)
 
 
-def left_by(training: ContinualTraining, task: Task) -> float:
+def left_by(training: Training, task: Task) -> float:
     names = ("lr", "ema_rate", "initial_precision", "prior_precision")
     rates = {name: float(training.settings[name]) for name in names}
     steps = training.epochs * math.ceil(len(task) / training.batch_size)
-    return share_left(steps, annealing=annealed(training.last_lr, training.hold), **rates)
+    assert training.tasks is not None
+    return share_left(steps, annealing=annealed(training.tasks.last_lr, training.tasks.hold), **rates)
 
 
 def main() -> None:
@@ -96,7 +96,7 @@ def main() -> None:
     options = parser.parse_args()
     settings, splits = STUDIES[options.recipe], validation(options.data)
     for name in options.only or settings:
-        study(name, continual_recipe_of(options.recipe), settings[name], splits)
+        study(name, on(settings[name], KINDS[options.recipe]), splits)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import torch
 
 import credo.experiments.train as training
 from credo.cli import main, queue, worker
+from credo.experiments.checkpoint import Checkpointing
 from credo.experiments.lock import living_holder
-from credo.experiments.saving import Checkpointing
 from credo.posterior import files
 
 LIST = """

@@ -18,10 +18,10 @@ from credo.cli import main
 from credo.cli.exits import BUSY, FAILED, OK, TERMINATED
 from credo.cli.queue import Options, Scheduler
 from credo.experiments.lock import living_holder, locked
-from credo.experiments.log import TIMES
 from credo.experiments.queue_file import load_queue
-from credo.experiments.queue_state import standing
+from credo.experiments.queue_state import status_of
 from credo.experiments.records import read_record
+from credo.experiments.run_folder import TIMES
 from credo.experiments.stopping import StopRequest
 from tests.cli.queueing import prepare
 
@@ -184,11 +184,11 @@ def test_a_full_disk_fails_its_runs_and_no_other(copy: Path) -> None:
     assert found.returncode == FAILED
     assert found.stderr.count("No space left on device") >= 2
     assert (run_folder(copy, "adam", 0) / "result.json").exists()
-    assert standing(run_folder(copy, "vogn", 0)).state == "failed"
-    assert "No space left" in standing(run_folder(copy, "vogn", 0)).message
+    assert status_of(run_folder(copy, "vogn", 0)).state == "failed"
+    assert "No space left" in status_of(run_folder(copy, "vogn", 0)).message
     again = harness("run", copy)  # with room again, the same command goes on
     assert again.returncode == OK, again.stderr
-    assert standing(run_folder(copy, "vogn", 0)).state == "finished"
+    assert status_of(run_folder(copy, "vogn", 0)).state == "finished"
 
 
 def test_status_is_a_table_and_changes_nothing(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -251,8 +251,8 @@ def test_a_worker_that_dies_again_and_again_without_progress_is_a_failure(tmp_pa
         assert job in found._waiting()
     found._account_for_death(job, signal.SIGKILL)
     assert job not in found._waiting()
-    assert standing(folder).state == "failed"
-    assert "signal 9 (SIGKILL), 3 times" in standing(folder).message
+    assert status_of(folder).state == "failed"
+    assert "signal 9 (SIGKILL), 3 times" in status_of(folder).message
 
 
 def test_pausing_going_on_and_stopping(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_pausing_going_on_and_stopping(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "credo", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        wait_until(lambda: standing(folder).step > 0)
+        wait_until(lambda: status_of(folder).step > 0)
         worker = living_holder(folder / "lock")
         process.send_signal(signal.SIGTSTP)
         wait_until(lambda: state_of(process.pid) == "T")
@@ -272,13 +272,13 @@ def test_pausing_going_on_and_stopping(tmp_path: Path) -> None:
         time.sleep(2.5)  # longer than between two news of a run that goes on
         assert settled(folder) == held
         process.send_signal(signal.SIGCONT)
-        wait_until(lambda: standing(folder).step > held)
+        wait_until(lambda: status_of(folder).step > held)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == TERMINATED
         assert "the same command goes on" in str(process.stderr and process.stderr.read())
     assert worker is not None
     assert state_of(worker) == ""
-    assert standing(folder).state == "interrupted"
+    assert status_of(folder).state == "interrupted"
 
 
 def wait_until(condition: Any, seconds: float = 120.0) -> None:
@@ -291,8 +291,8 @@ def wait_until(condition: Any, seconds: float = 120.0) -> None:
 def settled(folder: Path) -> int:
     """The step a paused run stands at: its news come every two seconds, so wait for two that agree."""
     step = -1
-    while step != standing(folder).step:
-        step = standing(folder).step
+    while step != status_of(folder).step:
+        step = status_of(folder).step
         time.sleep(2.5)
     return step
 

@@ -8,7 +8,7 @@ from credo import cli
 from credo.cli import exits
 from credo.cli.run import ranges
 from credo.experiments.results import load_results
-from credo.experiments.tuning import files
+from credo.experiments.tuning import outcome
 
 pytest.importorskip("tyro")
 pytest.importorskip("sklearn")
@@ -81,7 +81,7 @@ def test_missing_data_are_bad_data(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_another_study_in_the_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "page", lambda *_: "")
+    monkeypatch.setattr(outcome, "page", lambda *_: "")
     words = ["tune", "digits", "--row", "adam", "--trials", "1", "--out", str(tmp_path), *SMALL]
     assert cli.main(words) == exits.OK
     assert cli.main([*words, "--seed", "1"]) == exits.USAGE

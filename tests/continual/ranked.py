@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 import credo
 from credo.continual import Course, Learner, MultiHead, Point, Task, Variational
-from credo.experiments import continual
-from credo.experiments.continual_runs import CONTINUAL
+from credo.experiments.recipes import RECIPES
 from credo.experiments.stopping import Terminated
 from tests.continual import streams
 
@@ -77,9 +76,9 @@ def counted(learner: Learner) -> Iterator[list[int]]:
 
 def run(rank: int, size: int, out: Path, row: str, stop_at: int | None = None) -> dict[str, Any]:
     """A row of a recipe; before step `stop_at` the last rank alone is told to stop."""
-    from tests.experiments.test_continual import splits, tiny
+    from tests.experiments.test_streams import run_row, tiny
 
-    recipe, steps = tiny(CONTINUAL["permuted-mnist"]), 0
+    recipe, steps = tiny(RECIPES["permuted-mnist"]), 0
     chosen = next(one for one in recipe.rows if one.name == row)
     original = Course._plan
 
@@ -94,7 +93,7 @@ def run(rank: int, size: int, out: Path, row: str, stop_at: int | None = None) -
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            result = continual.run(recipe, chosen, "cpu", 0, splits(), out)
+            result = run_row(recipe, chosen, 0, out)
         return {**result, "warnings": [str(warning.message) for warning in caught]}
     except Terminated as ended:
         return {"ended": int(str(ended))}
@@ -105,13 +104,10 @@ def run(rank: int, size: int, out: Path, row: str, stop_at: int | None = None) -
 def command(rank: int, size: int, ports: list[int], out: Path) -> tuple[Any, str]:
     """`credo run permuted-mnist` in the environment that torchrun makes, on data of a few pixels."""
     from tests.experiments.ranked import commands
-    from tests.experiments.test_continual import splits, tiny
+    from tests.experiments.test_streams import tiny
 
-    small = {"permuted-mnist": tiny(CONTINUAL["permuted-mnist"])}
+    small = {"permuted-mnist": tiny(RECIPES["permuted-mnist"])}
     line = ["run", "permuted-mnist", "--only", "adam", "--seeds", "2", "--out", str(out)]
-    with (
-        patch("credo.experiments.continual_runs.load", lambda *_: splits()),
-        patch.dict(CONTINUAL, small),
-    ):
+    with patch.dict(RECIPES, small):
         (ended,) = commands(rank, size, ports, [line], "20")
     return ended

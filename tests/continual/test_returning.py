@@ -9,8 +9,10 @@ from torch import Tensor, nn
 import credo
 from credo.continual import Task, Variational, annealed, learn, remaining_distance, share_left
 from credo.errors import InvalidType, InvalidValue
-from credo.experiments.continual_recipe import ContinualTraining
-from credo.experiments.continual_runs import CONTINUAL
+from credo.experiments import Training
+from credo.experiments.recipes import RECIPES
+
+STREAMS = [recipe for recipe in RECIPES.values() if recipe.is_stream]
 
 PRIOR = credo.DiagonalPosterior(
     {"weight": torch.tensor([[0.3, -0.2, 0.1]]).double()},
@@ -60,18 +62,18 @@ def test_closed_forms():
     assert math.log(left) == pytest.approx(-1e-3 * (23_500 - math.log(1e6) / 1e-3), rel=0.01)
 
 
-def steps_of(training: ContinualTraining, stream: str) -> int:
-    smallest = 60_000 if stream == "permuted" else 11_263  # fours and fives
+def steps_of(training: Training) -> int:
+    smallest = 60_000 if training.tasks.kind == "permuted" else 11_263  # fours and fives
     return training.epochs * math.ceil(smallest / training.batch_size)
 
 
 @pytest.mark.parametrize("size", ["paper", "cpu"])
-@pytest.mark.parametrize("recipe", CONTINUAL.values(), ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", STREAMS, ids=lambda recipe: recipe.name)
 def test_the_recipes_leave_a_fresh_start_the_time_to_return(recipe, size):
     training = next(row.training(size) for row in recipe.rows if row.name == "vogn")
     rates = {name: training.settings[name] for name in ("lr", "ema_rate", "initial_precision")}
-    annealing = annealed(training.last_lr, training.hold)
-    assert share_left(steps_of(training, recipe.stream), annealing=annealing, **rates) < 1e-3
+    annealing = annealed(training.tasks.last_lr, training.tasks.hold)
+    assert share_left(steps_of(training), annealing=annealing, **rates) < 1e-3
 
 
 @pytest.mark.parametrize(

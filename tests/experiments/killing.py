@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from credo.experiments.checkpoint import Checkpointing
 from credo.experiments.progress import Watcher
-from credo.experiments.saving import Checkpointing
 from credo.experiments.train import train
 from tests.experiments.small import TRAININGS
 

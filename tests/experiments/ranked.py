@@ -15,9 +15,9 @@ from torch import nn
 
 from credo.data.examples import Examples, Splits
 from credo.experiments import train as loop
+from credo.experiments.checkpoint import Checkpointing
 from credo.experiments.progress import Watcher
 from credo.experiments.recipe import Training
-from credo.experiments.saving import Checkpointing
 from credo.experiments.stopping import Terminated
 from credo.experiments.train import train
 from tests.experiments.small import TRAININGS, blobs

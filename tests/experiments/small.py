@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from credo.data.examples import Examples, Splits
 from credo.experiments.checkpoint import Checkpoints
-from credo.experiments.log import read_log, without_times
 from credo.experiments.recipe import Training
 from credo.experiments.results import Result
+from credo.experiments.run_folder import read_log, without_times
 
 
 def blobs(n: int, seed: int) -> Examples:

@@ -9,10 +9,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from credo.experiments.finish import entry
-from credo.experiments.log import finite, to_json
-from credo.experiments.manifest import write_signed
-from credo.experiments.results import Result, load_result
+from credo.experiments.checkpoint import write_signed
+from credo.experiments.results import Result, entry, load_result
+from credo.experiments.run_folder import finite, to_json
 from credo.experiments.tasks import Classification
 
 # Logits are `sharpness` times those of a calibrated model: above 1 is over-confident, below 1 under-confident.

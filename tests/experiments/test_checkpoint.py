@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from credo.errors import IntegrityError, InvalidType, VersionError
-from credo.experiments import manifest, packing
-from credo.experiments.checkpoint import NUMBERS, TENSORS, Checkpoints
-from credo.experiments.manifest import MANIFEST
+from credo.experiments import checkpoint as checkpoint_files
+from credo.experiments.checkpoint import MANIFEST, NUMBERS, TENSORS, Checkpoints, equal
 from tests.experiments.small import NEW, OLD
 
 
@@ -38,15 +37,15 @@ def test_states_come_back_bit_by_bit(tmp_path: Path, state: Any) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(0, 0, state)
     back = checkpoints.load_last()
-    assert packing.equal(state, back)
+    assert equal(state, back)
     assert list(back) == list(state)
 
 
 def test_equal_can_fail() -> None:
-    assert packing.equal({"x": torch.tensor([math.nan])}, {"x": torch.tensor([math.nan])})
-    assert not packing.equal({"x": torch.tensor([0.0])}, {"x": torch.tensor([-0.0])})
-    assert not packing.equal({"x": torch.zeros(1)}, {"x": torch.zeros(1, dtype=torch.float64)})
-    assert not packing.equal({"x": 1}, {"x": 2})
+    assert equal({"x": torch.tensor([math.nan])}, {"x": torch.tensor([math.nan])})
+    assert not equal({"x": torch.tensor([0.0])}, {"x": torch.tensor([-0.0])})
+    assert not equal({"x": torch.zeros(1)}, {"x": torch.zeros(1, dtype=torch.float64)})
+    assert not equal({"x": 1}, {"x": 2})
 
 
 def test_what_a_file_cannot_hold_is_named(tmp_path: Path) -> None:
@@ -79,7 +78,7 @@ def test_row_56_a_flipped_bit_in_any_byte_is_noticed(saved: Checkpoints, name: s
             saved.load_last()
         assert str(path.parent) in str(caught.value)
     path.write_bytes(good)
-    assert packing.equal(saved.load_last(), OLD)
+    assert equal(saved.load_last(), OLD)
 
 
 @pytest.mark.parametrize("name", [TENSORS, NUMBERS, MANIFEST])
@@ -94,15 +93,15 @@ def test_row_56_truncated_or_empty(saved: Checkpoints, name: str, kept: int) -> 
 
 def test_row_56_both_digests_are_named(saved: Checkpoints) -> None:
     path = file_of(saved, NUMBERS)
-    right = manifest.digest(path.read_bytes())
+    right = checkpoint_files.digest(path.read_bytes())
     path.write_bytes(b"{}")
-    with pytest.raises(IntegrityError, match=f"{right}.*{manifest.digest(b'{}')}"):
+    with pytest.raises(IntegrityError, match=f"{right}.*{checkpoint_files.digest(b'{}')}"):
         saved.load_last()
 
 
 def test_row_56_extra_and_missing_files(saved: Checkpoints) -> None:
     file_of(saved, "stranger").write_bytes(b"not listed: never read")
-    assert packing.equal(saved.load_last(), OLD)
+    assert equal(saved.load_last(), OLD)
     file_of(saved, TENSORS).unlink()
     with pytest.raises(IntegrityError, match="missing"):
         saved.load_last()
@@ -115,9 +114,9 @@ def test_row_56_falls_back_only_if_asked_and_says_so(saved: Checkpoints) -> None
     with pytest.raises(IntegrityError):
         saved.load_last()
     with pytest.warns(UserWarning, match="falling back"):
-        assert packing.equal(saved.load_last(fall_back=True), OLD)
+        assert equal(saved.load_last(fall_back=True), OLD)
     saved.save(0, 2, NEW)  # the damaged one does not stand in the way
-    assert packing.equal(saved.load_last(), NEW)
+    assert equal(saved.load_last(), NEW)
 
 
 def test_row_56_nothing_whole_is_an_error_also_with_fall_back(saved: Checkpoints) -> None:
@@ -127,7 +126,7 @@ def test_row_56_nothing_whole_is_an_error_also_with_fall_back(saved: Checkpoints
 
 
 def test_row_57_a_newer_format(saved: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(checkpoint_files, "FORMAT_VERSION", 2)
     saved.save(0, 2, NEW)
     monkeypatch.undo()
     with pytest.raises(VersionError, match="format 2"):
@@ -152,7 +151,7 @@ def test_row_58_a_pickle_is_refused_and_executes_nothing(
     (folder / name).write_bytes(pickle.dumps(Payload()))
     if signed and name != MANIFEST:
         files = {part: (folder / part).read_bytes() for part in (TENSORS, NUMBERS)}
-        manifest.write_manifest(folder, files)
+        checkpoint_files.write_manifest(folder, files)
     with pytest.raises(IntegrityError):
         saved.load_last()
     assert not Payload.target.exists()
@@ -165,14 +164,14 @@ def test_row_58_numbers_that_make_no_state(saved: Checkpoints, text: str) -> Non
     folder = saved.complete()[-1]
     files = {TENSORS: (folder / TENSORS).read_bytes(), NUMBERS: text.encode("utf-8", "surrogateescape")}
     (folder / NUMBERS).write_bytes(files[NUMBERS])
-    manifest.write_manifest(folder, files)
+    checkpoint_files.write_manifest(folder, files)
     with pytest.raises(IntegrityError, match="no checkpoint"):
         saved.load_last()
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/hostname", ".hidden"])
 def test_row_58_a_manifest_cannot_point_elsewhere(saved: Checkpoints, name: str) -> None:
-    manifest.write_manifest(saved.complete()[-1], {name: b""})
+    checkpoint_files.write_manifest(saved.complete()[-1], {name: b""})
     with pytest.raises(IntegrityError, match="no plain file name"):
         saved.load_last()
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from credo.errors import InvalidType, InvalidValue
-from credo.experiments.config import load_recipe
 from credo.experiments.overrides import parse_assignments, with_overrides
 from credo.experiments.recipe import Training
+from credo.experiments.recipe_file import load_recipe
 
 GOOD = """\
 name = "mine"

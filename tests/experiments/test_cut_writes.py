@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from credo.experiments import packing
-from credo.experiments.checkpoint import TENSORS, Checkpoints
+from credo.experiments.checkpoint import TENSORS, Checkpoints, equal
 from credo.posterior import files
 from tests.experiments.small import NEW, OLD
 
@@ -79,13 +78,13 @@ def test_row_59_a_write_cut_at_any_byte_never_loses_the_last_good_one(
             broken(patch, Disk(room, cut))
             with pytest.raises(PowerCut if cut else OSError) as caught:
                 saved.save(0, 2, NEW)
-        assert packing.equal(saved.load_last(), OLD)
+        assert equal(saved.load_last(), OLD)
         if not cut:
             assert caught.value.errno == errno.ENOSPC
             assert str(saved.folder) in str(caught.value)
             assert [path.name for path in saved.folder.iterdir()] == [saved.complete()[0].name]
     saved.save(0, 2, NEW)  # and what was left behind stands in nobody's way
-    assert packing.equal(saved.load_last(), NEW)
+    assert equal(saved.load_last(), NEW)
     assert sorted(saved.folder.iterdir()) == saved.complete()
 
 
@@ -111,7 +110,7 @@ def test_row_59_a_power_cut_around_every_rename(
         with pytest.raises(PowerCut):
             saved.save(0, 2, NEW)
     complete = after and call == 2  # the manifest is there
-    assert packing.equal(saved.load_last(), NEW if complete else OLD)
+    assert equal(saved.load_last(), NEW if complete else OLD)
 
 
 def test_row_59_a_removal_cut_off_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,4 +121,4 @@ def test_row_59_a_removal_cut_off_is_no_checkpoint(tmp_path: Path, monkeypatch: 
         patch.setattr(shutil, "rmtree", lambda path, **_: (path / TENSORS).unlink(missing_ok=True))
         checkpoints.save(0, 3, NEW)
     assert len(checkpoints.complete()) == 2
-    assert packing.equal(checkpoints.load_last(), NEW)
+    assert equal(checkpoints.load_last(), NEW)

@@ -14,9 +14,8 @@ from matplotlib.colors import to_hex
 from credo.data.examples import Examples, Normalise
 from credo.errors import InvalidValue
 from credo.experiments import figures
-from credo.experiments.examples import RunData
-from credo.experiments.figures.calibration import FEW, pooled
-from credo.experiments.figures.entropy import BINS
+from credo.experiments.build import RunData
+from credo.experiments.figures.calibration import BINS, FEW, pooled
 from credo.experiments.figures.inputs import pictures_of
 from credo.experiments.figures.style import COLOURS, looks
 from credo.experiments.results import Result

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Normal
 
 from credo.data.examples import Examples, Splits
-from credo.experiments.observation_noise import cross_fitted_noise, fit_noise, gaussian_nll
+from credo.experiments.recalibration import cross_fitted_noise, fit_noise, gaussian_nll
 from credo.experiments.recipe import Training
 from credo.experiments.records import read_record, write_record
 from credo.experiments.train import train

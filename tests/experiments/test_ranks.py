@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from credo.experiments import packing
-from credo.experiments.checkpoint import Checkpoints
-from credo.experiments.log import read_log
+from credo.experiments.checkpoint import Checkpoints, equal
 from credo.experiments.results import load_result
+from credo.experiments.run_folder import read_log
 from credo.experiments.train import train
 from tests.distributed.processes import on_ranks
 from tests.experiments import ranked
@@ -48,7 +47,7 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not(tmp_path: Path, method: str
     assert_same(tmp_path / "whole", tmp_path / "cut")
     parts = last_state(tmp_path / "cut")["ranks"]
     assert len(parts) == 2
-    assert not packing.equal(parts[0]["random.cpu"], parts[1]["random.cpu"])
+    assert not equal(parts[0]["random.cpu"], parts[1]["random.cpu"])
 
 
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ import pytest
 from credo import data
 from credo.data.augmentation import PadCropFlip, RandomCropFlip
 from credo.errors import CredoError, InvalidValue
-from credo.experiments.checks import check_training
 from credo.experiments.figures import CAPTIONS
-from credo.experiments.methods import METHODS
 from credo.experiments.names import plain_name
+from credo.experiments.overrides import check_training
 from credo.experiments.recipe import Recipe, Row, Training
 from credo.experiments.recipes import RECIPES, recipe
 from credo.models import ResNet18
@@ -217,10 +216,7 @@ def all_trainings() -> Iterator[tuple[str, Training]]:
     ("name", "training"), list(all_trainings()), ids=[name for name, _ in all_trainings()]
 )
 def test_every_training_can_be_run(name: str, training: Training) -> None:
-    """Names of models, data, settings and options exist, types are right; so are those of methods that exist by now."""
-    if training.method not in METHODS:
-        assert training.method in ("bbb", "kfac", "noisy_kfac")
-        training = dataclasses.replace(training, method="vogn", settings={})
+    """Names of methods, models, data, settings and options exist, and types are right."""
     check_training(training)
     assert {training.data, *training.ood} <= set(data.names())
     assert all(epoch < training.epochs for epoch in training.milestones)

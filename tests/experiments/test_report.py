@@ -12,10 +12,18 @@ from rich.console import Console
 
 from credo.errors import CredoError
 from credo.experiments import report
-from credo.experiments.labels import label
-from credo.experiments.report.aggregate import Cell, aggregate, cell
-from credo.experiments.report.measures import MEASURES, measures_of
-from credo.experiments.report.tables import OURS, PUBLISHED, Line, Table
+from credo.experiments.names import label
+from credo.experiments.report.tables import (
+    MEASURES,
+    OURS,
+    PUBLISHED,
+    Cell,
+    Line,
+    Table,
+    aggregate,
+    cell,
+    measures_of,
+)
 from credo.experiments.results import Result, load_results
 from tests.experiments.synthetic import write_run
 

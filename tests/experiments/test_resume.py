@@ -13,12 +13,10 @@ import pytest
 
 from credo import load_posterior
 from credo.errors import IntegrityError, InvalidValue
-from credo.experiments import packing
-from credo.experiments.beliefs import SwagBelief
-from credo.experiments.checkpoint import Checkpoints
+from credo.experiments.checkpoint import Checkpointing, Checkpoints, equal
+from credo.experiments.learners import SwagApproximation
 from credo.experiments.progress import Watcher
 from credo.experiments.results import Result, load_result
-from credo.experiments.saving import Checkpointing
 from credo.experiments.stopping import Terminated
 from credo.experiments.train import train
 from tests.experiments.small import TRAININGS, VOGN, last_state, log_without_times, same_metrics
@@ -51,14 +49,14 @@ class CrashingAt(Watcher):
 
 
 def assert_same(one: Path, other: Path) -> None:
-    assert packing.equal(last_state(one), last_state(other))
+    assert equal(last_state(one), last_state(other))
     assert log_without_times(one) == log_without_times(other)
     assert same_metrics(load_result(one), load_result(other))
     for tensors in (Result.predictions, Result.weights):
         mine, others = (tensors(load_result(folder)) for folder in (one, other))
-        assert packing.equal(dict(sorted(mine.items())), dict(sorted(others.items())))
+        assert equal(dict(sorted(mine.items())), dict(sorted(others.items())))
     mine, others = (load_posterior(folder / "posterior.safetensors") for folder in (one, other))
-    assert packing.equal(mine.tensors(), others.tensors())
+    assert equal(mine.tensors(), others.tensors())
 
 
 @pytest.mark.parametrize("method", TRAININGS)
@@ -173,7 +171,7 @@ def test_row_57_another_run_is_refused_and_left_alone(
     before = last_state(tmp_path)
     with pytest.raises((InvalidValue, TypeError), match=named if "model" not in change else None):
         train(replace(VOGN, **change), 3, tmp_path)
-    assert packing.equal(last_state(tmp_path), before)
+    assert equal(last_state(tmp_path), before)
 
 
 def test_row_57_another_seed_is_another_run(tmp_path: Path) -> None:
@@ -234,15 +232,15 @@ def test_stopped_in_an_evaluation_swag_has_collected_once(
     """The last epoch too, whose evaluation comes after the mean is in the model."""
     training = TRAININGS["swag"]
     train(training, 3, tmp_path / "whole")
-    collect, stopped = SwagBelief.epoch_ended, []
+    collect, stopped = SwagApproximation.epoch_ended, []
 
-    def stopping(self: SwagBelief, now: int) -> None:
+    def stopping(self: SwagApproximation, now: int) -> None:
         collect(self, now)
         if now == epoch and not stopped:
             stopped.append(now)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(SwagBelief, "epoch_ended", stopping)
+    monkeypatch.setattr(SwagApproximation, "epoch_ended", stopping)
     with pytest.raises(Terminated):
         train(training, 3, tmp_path / "cut")
     train(training, 3, tmp_path / "cut")

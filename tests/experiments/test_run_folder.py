@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from credo.errors import IntegrityError, InvalidValue, LockedError
-from credo.experiments import packing
+from credo.experiments.checkpoint import Checkpointing, equal
 from credo.experiments.lock import locked
 from credo.experiments.results import load_result, load_results
-from credo.experiments.saving import Checkpointing
 from credo.experiments.train import train
 from credo.posterior import files
 from tests.experiments.small import VOGN, last_state
@@ -73,7 +72,7 @@ def test_row_59_a_disk_that_fills_up_costs_no_checkpoint(
         with pytest.raises(OSError, match="No space left") as caught:
             train(VOGN, 0, tmp_path)
     assert caught.value.errno == errno.ENOSPC
-    assert packing.equal(last_state(tmp_path), before)
+    assert equal(last_state(tmp_path), before)
     assert list(tmp_path.rglob("*.tmp")) == []
     assert train(VOGN, 0, tmp_path).metrics["epochs"] == 3
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from credo.experiments.build import LearningRate
 from credo.experiments.progress import ProgressBar, TensorBoard
-from credo.experiments.schedules import LearningRate
 from credo.experiments.train import train
 from tests.experiments.small import VOGN
 

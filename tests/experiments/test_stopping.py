@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from credo.experiments import packing
+from credo.experiments.checkpoint import equal
 from credo.experiments.progress import Watcher
 from credo.experiments.results import load_result
 from credo.experiments.stopping import EXIT_CODE_TERMINATED, Terminated
@@ -45,7 +45,7 @@ def test_sigterm_finishes_the_step_saves_and_ends_with_143(tmp_path: Path, step:
     assert signal.getsignal(signal.SIGTERM) is before
     assert not (tmp_path / "cut" / "lock").exists()
     train(VOGN, 0, tmp_path / "cut", resume=True)
-    assert packing.equal(last_state(tmp_path / "whole"), last_state(tmp_path / "cut"))
+    assert equal(last_state(tmp_path / "whole"), last_state(tmp_path / "cut"))
     assert log_without_times(tmp_path / "whole") == log_without_times(tmp_path / "cut")
 
 
@@ -67,7 +67,7 @@ def test_ctrl_c_saves_too(tmp_path: Path) -> None:
 
 
 def test_signals_during_the_evaluation_are_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import credo.experiments.evaluation as evaluation
+    import credo.experiments.tasks as evaluation
 
     train(VOGN, 0, tmp_path / "whole")
     real, calls = evaluation.Batches, []
@@ -84,7 +84,7 @@ def test_signals_during_the_evaluation_are_heard(tmp_path: Path, monkeypatch: py
             train(VOGN, 0, tmp_path / "cut")
     assert (last_state(tmp_path / "cut")["epoch"], last_state(tmp_path / "cut")["step"]) == (1, 8)
     train(VOGN, 0, tmp_path / "cut")
-    assert packing.equal(last_state(tmp_path / "whole"), last_state(tmp_path / "cut"))
+    assert equal(last_state(tmp_path / "whole"), last_state(tmp_path / "cut"))
 
 
 def test_training_in_another_thread(tmp_path: Path) -> None:

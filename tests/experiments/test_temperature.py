@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from credo import metrics
+from credo.experiments.recalibration import (
+    HIGHEST_TEMPERATURE,
+    LOWEST_TEMPERATURE,
+    cross_fitted,
+    fit_temperature,
+    scaled,
+)
 from credo.experiments.records import class_scores
-from credo.experiments.temperature import HIGHEST, LOWEST, cross_fitted, fit_temperature, scaled
 
 
 def problem(sharpness: float, n: int = 4000) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,8 +49,12 @@ def test_float32_and_the_ends_of_the_range() -> None:
     )
     always_right = torch.full((10, 3), -1.5, dtype=torch.float64)
     always_right[:, 1] = -0.5
-    assert fit_temperature(always_right, torch.ones(10, dtype=torch.long)) == pytest.approx(LOWEST)
-    assert fit_temperature(always_right, torch.zeros(10, dtype=torch.long)) == pytest.approx(HIGHEST)
+    assert fit_temperature(always_right, torch.ones(10, dtype=torch.long)) == pytest.approx(
+        LOWEST_TEMPERATURE
+    )
+    assert fit_temperature(always_right, torch.zeros(10, dtype=torch.long)) == pytest.approx(
+        HIGHEST_TEMPERATURE
+    )
 
 
 def test_without_validation_data_no_example_is_scaled_by_a_temperature_that_has_seen_it() -> None:

@@ -15,7 +15,7 @@ import credo
 from credo import load_posterior, predict
 from credo.data import Examples, PadCropFlip, Splits
 from credo.errors import CredoError, InvalidValue, NonFiniteError
-from credo.experiments import packing
+from credo.experiments.checkpoint import equal
 from credo.experiments.progress import Several, Silent, Watcher
 from credo.experiments.recipe import Training
 from credo.experiments.results import load_results
@@ -47,7 +47,7 @@ def test_a_seed_determines_a_run_and_the_global_stream_is_left_alone(tmp_path: P
     torch.set_rng_state(before)
     assert same_metrics(first, second)
     assert not same_metrics(first, other)
-    assert packing.equal(last_state(tmp_path / "a"), last_state(tmp_path / "b"))
+    assert equal(last_state(tmp_path / "a"), last_state(tmp_path / "b"))
 
 
 @pytest.mark.parametrize("method", TRAININGS)

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import credo
 from credo.data.examples import Examples, LazyInputs, Splits
 from credo.errors import InvalidType, InvalidValue
-from credo.experiments.config import load_recipe
 from credo.experiments.recipe import Recipe, Row, Training
+from credo.experiments.recipe_file import load_recipe
 from credo.experiments.train import train
-from credo.experiments.tuning import files, outcome, sources, tune, tune_row
+from credo.experiments.tuning import outcome, trials, tune, tune_row
 from credo.experiments.tuning.outcome import constructor
 from tests.experiments.small import TRAININGS, blobs, small_with_dropout
 from tests.experiments.tuned import TRAIN, VALIDATION, quick, signalling, trials_of
@@ -27,7 +27,7 @@ pytest.importorskip("optuna")
 
 @pytest.fixture(autouse=True)
 def _without_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "page", lambda *_: "")
+    monkeypatch.setattr(outcome, "page", lambda *_: "")
 
 
 def row(training: Training) -> Recipe:
@@ -43,7 +43,7 @@ def test_the_first_trial_is_what_credo_run_trains(tmp_path: Path, method: str) -
     """Schedules, order, noise and initialisation: the same bits as the one training loop."""
     training = replace(TRAININGS[method], data=splits, train_size=60)
     found = tune_row(row(training), "row", trials=1, out=tmp_path / "tuned", seed=3, progress=False)
-    kept, held = sources.cut(splits().train, 0.2)
+    kept, held = trials.cut(splits().train, 0.2)
     judged = replace(training, data=lambda: replace(splits(), train=kept, test=held))
     ordinary = train(judged, 3, tmp_path / "run")
     scores = {name: value for name, value in found.defaults.scores.items() if name != "nll_error"}
@@ -71,10 +71,10 @@ def test_the_test_data_are_never_looked_at(tmp_path: Path) -> None:
 
 def test_training_and_validation_share_no_example() -> None:
     examples = Examples(torch.arange(50.0)[:, None], torch.arange(50))
-    train_part, held = sources.cut(examples, 0.3)
+    train_part, held = trials.cut(examples, 0.3)
     assert (len(train_part), len(held)) == (35, 15)
     assert sorted([*train_part.targets.tolist(), *held.targets.tolist()]) == list(range(50))
-    assert torch.equal(sources.cut(examples, 0.3)[1].targets, held.targets)
+    assert torch.equal(trials.cut(examples, 0.3)[1].targets, held.targets)
 
 
 def test_the_search_finds_what_the_defaults_lack(tmp_path: Path) -> None:

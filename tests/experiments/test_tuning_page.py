@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from credo.errors import InvalidValue
-from credo.experiments.tuning import files
-from credo.experiments.tuning.page import PLOTS, page
+from credo.experiments.tuning import outcome
+from credo.experiments.tuning.outcome import PLOTS, page
 from tests.experiments.tuned import quick
 
 pytest.importorskip("optuna")
@@ -75,7 +75,7 @@ def test_a_search_without_optuna_names_the_extra(tmp_path: Path, monkeypatch: py
 def test_progress_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    monkeypatch.setattr(files, "page", lambda *_: "")
+    monkeypatch.setattr(outcome, "page", lambda *_: "")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     if kind == "lines":

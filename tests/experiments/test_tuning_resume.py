@@ -13,7 +13,7 @@ from torch import nn
 
 from credo.errors import IntegrityError, InvalidValue, LockedError
 from credo.experiments.lock import locked
-from credo.experiments.tuning import files
+from credo.experiments.tuning import outcome
 from credo.experiments.tuning import study as studies
 from credo.experiments.tuning.study import Budget
 from tests.experiments.small import blobs
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def _without_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than all else here, and has its own tests."""
-    monkeypatch.setattr(files, "page", lambda *_: "")
+    monkeypatch.setattr(outcome, "page", lambda *_: "")
 
 
 def stored(folder: Path) -> list[str]:

@@ -76,6 +76,8 @@ def _finished(run: Path) -> Result:
     if not run.exists():
         raise FileNotFoundError(f"there is no run folder {run}")
     result = load_result(run)
+    if result.is_stream:
+        raise InvalidValue(f"{run} is a stream of tasks, of which there are scores alone")
     if result.training["task"] != "classification":
         raise InvalidValue(
             f"{run} is a regression; the command line predicts classes, credo.predict in Python both"

@@ -24,10 +24,10 @@ from rich.console import Console
 from credo.cli.exits import BUSY, FAILED, INTERRUPTED, OK, TERMINATED
 from credo.cli.queue_view import View, show_status
 from credo.errors import CredoError, InvalidValue, LockedError
+from credo.experiments.checkpoint import is_finished
 from credo.experiments.lock import locked
 from credo.experiments.queue_file import Job, load_queue
-from credo.experiments.queue_state import WORKER_LOG, forget_failure, standing, write_failure
-from credo.experiments.resuming import is_finished
+from credo.experiments.queue_state import WORKER_LOG, forget_failure, status_of, write_failure
 from credo.experiments.run_folder import RunFolder
 from credo.experiments.stopping import StopRequest, stop_request
 
@@ -257,7 +257,7 @@ class Scheduler:
             )
 
     def _account_for_death(self, job: Job, number: int) -> None:
-        step = standing(job.folder(self._options.out)).step
+        step = status_of(job.folder(self._options.out)).step
         deaths, before = self._deaths.get(job.title, (0, -1))
         deaths = 1 if step > before else deaths + 1
         self._deaths[job.title] = deaths, step

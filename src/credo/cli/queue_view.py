@@ -13,11 +13,10 @@ from rich.text import Text
 
 from credo.errors import CredoError
 from credo.experiments.lock import living_holder
-from credo.experiments.log import read_log
 from credo.experiments.queue_file import Job
-from credo.experiments.queue_state import Standing, standing
+from credo.experiments.queue_state import RunStatus, status_of
 from credo.experiments.results import load_result
-from credo.experiments.run_folder import RunFolder
+from credo.experiments.run_folder import RunFolder, read_log
 
 SHOWN: Final = ("accuracy", "rmse", "nll", "ece")
 REFRESH: Final = 2.0  # seconds
@@ -59,7 +58,7 @@ class View:
         if time.monotonic() - self._shown < (REFRESH if terminal else QUIET):
             return
         self._shown = time.monotonic()
-        found = standings(runs, self._out)
+        found = statuses(runs, self._out)
         summary = summary_of(runs, found, slots, len(failed))
         if not terminal:
             self.say(summary)
@@ -74,7 +73,7 @@ def show_status(console: Console, runs: Sequence[Job], out: Path, lock: Path, sl
     """All runs in the order of the queue."""
     if not console.is_terminal:
         console.width = WIDTH
-    found = standings(runs, out)
+    found = statuses(runs, out)
     console.print(table_of(list(zip(runs, found, strict=True)), out))
     console.print(summary_of(runs, found, slots, sum(s.state == "failed" for s in found)), markup=False)
     pid = living_holder(lock)
@@ -84,11 +83,11 @@ def show_status(console: Console, runs: Sequence[Job], out: Path, lock: Path, sl
             console.print(f"{job.title}: {one.message}", markup=False, soft_wrap=True)
 
 
-def standings(runs: Sequence[Job], out: Path) -> list[Standing]:
-    return [standing(job.folder(out)) for job in runs]
+def statuses(runs: Sequence[Job], out: Path) -> list[RunStatus]:
+    return [status_of(job.folder(out)) for job in runs]
 
 
-def table_of(rows: Sequence[tuple[Job, Standing]], out: Path) -> Table:
+def table_of(rows: Sequence[tuple[Job, RunStatus]], out: Path) -> Table:
     heads = ("priority", "recipe", "size", "row", "seed", "state", "epochs", "remaining", "scores so far")
     table = Table(*heads, box=None, pad_edge=False, header_style="bold")
     for job, one in rows:
@@ -114,7 +113,7 @@ def scores(found: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in known)
 
 
-def summary_of(runs: Sequence[Job], found: Sequence[Standing], slots: int, failed: int) -> str:
+def summary_of(runs: Sequence[Job], found: Sequence[RunStatus], slots: int, failed: int) -> str:
     done = sum(one.state == "finished" for one in found)
     text = f"{done} of {len(runs)} finished, {failed} failed"
     if done == len(runs):
@@ -126,7 +125,7 @@ def summary_of(runs: Sequence[Job], found: Sequence[Standing], slots: int, faile
     return f"{text}; about {duration(seconds / slots)} to go{rest}"
 
 
-def remaining(runs: Sequence[Job], found: Sequence[Standing]) -> tuple[float, int]:
+def remaining(runs: Sequence[Job], found: Sequence[RunStatus]) -> tuple[float, int]:
     """Seconds of work that are left, and how many runs they leave out.
 
     A run that has not begun takes as long as others of its row, or else of its recipe and size.

@@ -11,19 +11,15 @@ from credo.cli.launch import device_of_rank, process_group, refuse_several
 from credo.distributed import world
 from credo.errors import InvalidType, InvalidValue
 from credo.experiments import report as reports
-from credo.experiments.config import load_recipe
-from credo.experiments.continual_recipe import Size
-from credo.experiments.continual_runs import CONTINUAL, run_stream
-from credo.experiments.names import known, plain_name
 from credo.experiments.overrides import parse_assignments
 from credo.experiments.progress import ProgressBar, Several, TensorBoard, Watcher
 from credo.experiments.recipe import Recipe
-from credo.experiments.recipes import RECIPES
+from credo.experiments.recipe_file import load_recipe
 from credo.experiments.recipes import recipe as recipe_of
 from credo.experiments.results import Result, load_results
 from credo.experiments.run import run as run_recipe
 from credo.experiments.tuning import tune_row
-from credo.experiments.tuning.files import PAGE, RECIPE
+from credo.experiments.tuning.outcome import PAGE, RECIPE
 
 SHOWN = ("accuracy", "rmse", "nll", "ece", "ood_auroc", "seconds_per_epoch")
 
@@ -43,12 +39,9 @@ def run(
 ) -> int:
     device = device_of_rank(device)
     with process_group(timeout, device):
-        if name in CONTINUAL:
-            if ensemble is not None:
-                raise InvalidValue(f"{name} is a stream of tasks, for which --ensemble is not there.")
-            return _run_stream(name, only, size, assignments, seeds, out, data, resume)
+        recipe = named_recipe(name)
         results = run_recipe(
-            named_recipe(name),
+            recipe,
             size=size,
             only=only,
             seeds=seeds,
@@ -59,40 +52,30 @@ def run(
             watcher=_watcher,
             device=device,
             ensemble=ensemble,
+            finished=_tell if recipe.is_stream else None,
         )
-        if world().rank == 0:
+        if world().rank == 0 and recipe.is_stream:
+            folder = out / recipe.name / size
+            print(reports.write_table(folder, results))
+            print(f"table and figure: {folder}")
+        elif world().rank == 0:
             for result in results:
                 print(f"{result.folder}: {_scores(result)}")
             print(f"compare with: credo report {out}")
         return OK
 
 
-def _run_stream(
-    name: str,
-    only: Iterable[str],
-    size: str,
-    assignments: Iterable[str],
-    seeds: int,
-    out: Path,
-    data: Path | None,
-    resume: bool,
-) -> int:
-    """A stream of tasks: another loop and another table than a single task's."""
-    if list(assignments) or resume:
-        raise InvalidValue(f"{name} is a stream of tasks, for which --set and --resume are not there.")
-    chosen: Size = "paper" if size == "paper" else "cpu"
-    table = run_stream(CONTINUAL[name], size=chosen, only=only, seeds=seeds, out=out, data_root=data)
+def _tell(result: Result) -> None:
+    """A run of a stream of tasks, as soon as it has finished."""
     if world().rank == 0:
-        print(table)
-        print(f"table and figure: {out / name / size}")
-    return OK
+        score, seconds = 100 * result.metrics["average_accuracy"], result.metrics["seconds"]
+        print(f"{result.row} seed {result.seed}: {score:.2f} % in {seconds:.0f} s", flush=True)
 
 
 def named_recipe(name: str) -> Recipe:
     """One of credo's by name; or the user's own, a file whose name ends in .toml."""
     if name.endswith(".toml"):
         return load_recipe(name)
-    known("recipe", plain_name("recipe", name), [*RECIPES, *CONTINUAL])
     return recipe_of(name)
 
 
@@ -137,8 +120,6 @@ def tune(
     device: str,
 ) -> int:
     refuse_several("credo tune")
-    if name in CONTINUAL:
-        raise InvalidValue(f"{name} is a stream of tasks, and credo tune is for recipes with a single one.")
     found = tune_row(
         named_recipe(name),
         row,

@@ -16,10 +16,8 @@ from rich.table import Table
 from credo import data, kernels
 from credo.cli.app import VERSION
 from credo.cli.exits import BAD_DATA, OK
-from credo.experiments.continual_recipe import ContinualRecipe
-from credo.experiments.continual_runs import CONTINUAL
+from credo.experiments.build import NETWORKS
 from credo.experiments.methods import METHODS
-from credo.experiments.networks import NETWORKS
 from credo.experiments.recipe import Recipe, Row, Training
 from credo.experiments.recipes import RECIPES, recipe
 
@@ -72,9 +70,7 @@ def _version(package: str) -> str:
 
 def show_recipes(name: str | None) -> int:
     console = Console(highlight=False)
-    if name in CONTINUAL:
-        _stream(console, CONTINUAL[name])
-    elif name is not None:
+    if name is not None:
         _one(console, recipe(name))
     else:
         _all(console)
@@ -85,8 +81,6 @@ def _all(console: Console) -> None:
     table = Table("recipe", "what it is", "rows", "sizes", box=None, pad_edge=False, header_style="bold")
     for entry in RECIPES.values():
         table.add_row(entry.name, escape(entry.title), str(len(entry.rows)), " ".join(_sizes(entry)))
-    for stream in CONTINUAL.values():
-        table.add_row(stream.name, escape(stream.title), str(len(stream.rows)), "cpu paper")
     console.print(table)
     for kind, names in (("methods", METHODS), ("models", NETWORKS), ("data sets", data.names())):
         console.print(f"\n[bold]{kind}[/bold]  {', '.join(names)}", soft_wrap=True)
@@ -94,7 +88,7 @@ def _all(console: Console) -> None:
 
 
 def _sizes(entry: Recipe) -> list[str]:
-    return [size for size in ("cpu", "paper") if any(getattr(row, size) is not None for row in entry.rows)]
+    return [size for size in ("cpu", "paper") if any(row.training(size) is not None for row in entry.rows)]
 
 
 def _one(console: Console, entry: Recipe) -> None:
@@ -104,26 +98,17 @@ def _one(console: Console, entry: Recipe) -> None:
     for row in entry.rows:
         console.print(f"\n[bold]{escape(row.name)}[/bold]")
         for size in ("cpu", "paper"):
-            training: Training | None = getattr(row, size)
+            training = row.training(size)
             if training is not None:
                 console.print(f"  {size + ':':8}{escape(_training(training))}", soft_wrap=True)
         if row.published:
             console.print(f"  paper's result: {escape(_published(row))}", soft_wrap=True)
 
 
-def _stream(console: Console, entry: ContinualRecipe) -> None:
-    console.print(f"[bold]{escape(entry.title)}[/bold] ({escape(entry.source)})")
-    for row in entry.rows:
-        console.print(f"\n[bold]{escape(row.name)}[/bold]")
-        for size in ("cpu", "paper"):
-            chosen = row.cpu if size == "cpu" else row.paper
-            what = f"{entry.tasks[size]} tasks, {chosen.epochs} epochs each of batch {chosen.batch_size}"
-            console.print(
-                f"  {size + ':':8}{escape(what)}; {escape(_pairs(chosen.settings))}", soft_wrap=True
-            )
-
-
 def _training(training: Training) -> str:
+    if training.tasks is not None:
+        epochs = f"{training.epochs} epochs each of batch {training.batch_size}"
+        return f"{training.tasks.count} tasks, {epochs}; {_pairs(training.settings)}"
     model = training.model if isinstance(training.model, str) else "own model"
     source = training.data if isinstance(training.data, str) else "own data"
     parts = [

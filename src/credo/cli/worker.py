@@ -19,11 +19,11 @@ import torch
 
 from credo.cli import plain_warnings
 from credo.cli.exits import OK, exit_code, message_of, terminable
+from credo.experiments.checkpoint import is_finished
 from credo.experiments.ensembles import ensemble_of
 from credo.experiments.queue_file import Job, job_of
 from credo.experiments.queue_state import ProgressFile
 from credo.experiments.records import write_record
-from credo.experiments.resuming import is_finished
 from credo.experiments.run_folder import RunFolder
 from credo.experiments.train import train
 

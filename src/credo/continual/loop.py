@@ -1,7 +1,7 @@
 """The loop over tasks, and where it is: stopped anywhere, it goes on as if it had not been."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, final
 
 import torch
@@ -68,14 +68,19 @@ class Course:
 
     def run(self, watch: Watch | None = None) -> list[list[float]]:
         """Goes on to the end; `watch` is called after every step and every task, and may save."""
-        watch = watch or (lambda course: None)
-        while self.task < len(self.tasks):
-            self._train(watch)
-            self._close_task()
-            watch(self)
+        for _ in self.advance():
+            if watch is not None:
+                watch(self)
         return self.matrix
 
-    def _train(self, watch: Watch) -> None:
+    def advance(self) -> Iterator[None]:
+        """Goes on to the end, and yields after every step and every task: the state is then whole."""
+        while self.task < len(self.tasks):
+            yield from self._train()
+            self._close_task()
+            yield
+
+    def _train(self) -> Iterator[None]:
         part = self._part = self._part or self.learner.begin(self.tasks[self.task])
         epochs = self.settings["epochs"]
         while self.epoch < epochs:
@@ -86,7 +91,7 @@ class Course:
                 progress = (self.epoch + self.batch / len(plan)) / epochs
                 self.loss = self.learner.step(*source.batch(own), progress, source.head)
                 self.batch, self.steps = self.batch + 1, self.steps + 1
-                watch(self)
+                yield
             self.epoch, self.batch = self.epoch + 1, 0
 
     def _plan(self, part: Task) -> list[tuple[Task, Tensor]]:

@@ -12,6 +12,6 @@ A recipe of one's own, for one's own module and data:
     results = run(Recipe("mine", "My data", "mine", rows), seeds=3, out="runs")
 """
 
-from credo.experiments.recipe import Recipe, Row, Training
+from credo.experiments.recipe import Recipe, Row, TaskStream, Training
 
-__all__ = ["Recipe", "Row", "Training"]
+__all__ = ["Recipe", "Row", "TaskStream", "Training"]

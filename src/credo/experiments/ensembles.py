@@ -14,17 +14,13 @@ import safetensors.torch
 import torch
 
 from credo.errors import InvalidValue
-from credo.experiments.evaluation import Evaluator
-from credo.experiments.examples import run_data
-from credo.experiments.finish import FORMAT_VERSION, entry, inputs_of, named_predictions
-from credo.experiments.log import finite, write_log
-from credo.experiments.manifest import write_signed
+from credo.experiments.build import run_data
+from credo.experiments.checkpoint import is_finished, write_signed
 from credo.experiments.ranks import Ranks
 from credo.experiments.recipe import Training
-from credo.experiments.results import Result, load_result
-from credo.experiments.resuming import is_finished
-from credo.experiments.run_folder import RunFolder, RunName
-from credo.experiments.tasks import task_of
+from credo.experiments.results import FORMAT_VERSION, Result, entry, inputs_of, load_result, named_predictions
+from credo.experiments.run_folder import RunFolder, RunName, finite, write_log
+from credo.experiments.tasks import Evaluator, task_of
 from credo.posterior.files import write_atomically
 from credo.predict import Ensemble
 

@@ -1,21 +1,149 @@
-"""A learner takes batches and holds a belief; the training loop knows nothing else of a method."""
+"""What the training loop knows of a method: a learner takes batches and holds a posterior.
+
+credo's own optimisers are their posterior. A torch optimiser leaves an approximation of one, made around its weights:
+while training, all but MC-dropout predict with the weights as they are, and before the last evaluation `conclude` makes
+what the method is about; done twice, as after a crash, it gives the same.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from credo.baselines import SWAG, laplace
+from credo.baselines.laplace_fit import STRUCTURES
 from credo.distributed import SharedGradients
-from credo.errors import NonFiniteError
-from credo.experiments.beliefs import Belief, Material
-from credo.experiments.tasks import Task
+from credo.errors import CallOrderError, InvalidValue, NonFiniteError
+from credo.experiments.names import known
+from credo.experiments.tasks import PredictionTask, noise_of
 from credo.kernels.update import all_finite
 from credo.optim.base import BayesianOptimizer
 from credo.optim.checks import MAX_REFUSED
+from credo.predict import DropoutPosterior
 from credo.predict.functions import AnyPosterior
+
+Pairs = Iterable[tuple[Tensor, Tensor]]
+SAMPLES: Final = 8  # with each of the prior precisions that are tried on validation data
+PRECISIONS: Final = ("auto", "marglik", "validation")
+
+
+@dataclass(frozen=True)
+class Material:
+    """What is at hand when training has ended."""
+
+    batches: Callable[[], Pairs]  # the training data once, shuffled, without augmentation
+    validation: Callable[[], Pairs] | None
+    task: PredictionTask
+    seed: int
+
+
+class Approximation:
+    """A point: the weights as they are."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def now(self) -> AnyPosterior:
+        return "mean"
+
+    def epoch_ended(self, epoch: int) -> None:
+        """`epoch` epochs have been trained."""
+
+    def conclude(self, material: Material) -> None:
+        """Training has ended."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None: ...
+
+
+@final
+class DropoutApproximation(Approximation):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        # An error for a model without dropout comes now, not after the first epoch
+        self._posterior = DropoutPosterior(model)
+
+    def now(self) -> AnyPosterior:
+        return self._posterior
+
+
+@final
+class SwagApproximation(Approximation):
+    """Collects after every epoch from `collect_from` on; at the end the model becomes the mean of these weights."""
+
+    def __init__(self, model: nn.Module, *, collect_from: int = 1, rank: int = 20) -> None:
+        super().__init__(model)
+        if collect_from < 1:
+            raise InvalidValue(f"collect_from={collect_from} must be at least 1, the first epoch")
+        self._swag, self._from, self._concluded = SWAG(model, rank), collect_from, False
+
+    def now(self) -> AnyPosterior:
+        return self._swag.posterior() if self._concluded else "mean"
+
+    def epoch_ended(self, epoch: int) -> None:
+        if epoch >= self._from and self._swag.collected <= epoch - self._from:  # not twice after a crash
+            self._swag.collect(self.model)
+
+    def conclude(self, material: Material) -> None:
+        if self._swag.collected < 2:
+            raise CallOrderError(
+                f"SWAG has collected {self._swag.collected} times from epoch {self._from} on, and needs at least 2: "
+                "lower settings.collect_from, or train for more epochs."
+            )
+        self._swag.load_mean(self.model, material.batches())
+        self._concluded = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"swag": self._swag.state_dict(), "concluded": self._concluded}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        if saved:
+            self._swag.load_state_dict(saved["swag"])
+            self._concluded = saved["concluded"]
+
+
+@final
+class LaplaceApproximation(Approximation):
+    """`precision`: how the prior's is found; "auto" by validation data where there are any, else "marglik"."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        structure: str = "last_layer",
+        precision: str = "auto",
+        labels: str = "model",
+    ) -> None:
+        super().__init__(model)
+        self._structure = known("structure", structure, STRUCTURES)
+        self._precision = known("precision", precision, PRECISIONS)
+        self._labels = known("labels", labels, ("model", "data"))
+        self._posterior: AnyPosterior = "mean"
+
+    def now(self) -> AnyPosterior:
+        return self._posterior
+
+    def conclude(self, material: Material) -> None:
+        noise = noise_of(material.task)
+        validation = None if material.validation is None else list(material.validation())
+        self._posterior = laplace(
+            self.model,
+            material.batches(),
+            self._structure,  # type: ignore[arg-type]
+            None if self._precision == "auto" else self._precision,  # type: ignore[arg-type]
+            task="classification" if noise is None else "regression",
+            noise=noise or 1.0,
+            validation=validation,
+            samples=SAMPLES,
+            seed=material.seed,
+            labels=self._labels,  # type: ignore[arg-type]
+        )
 
 
 class Outcome(NamedTuple):
@@ -28,7 +156,7 @@ class Outcome(NamedTuple):
 NO_HITS: Final = torch.tensor(0.0, dtype=torch.float64)
 
 
-class Learner(ABC):
+class BatchLearner(ABC):
     """`optimizer.param_groups` hold lr, and τ where there is one: schedules set them there."""
 
     optimizer: Optimizer
@@ -61,11 +189,14 @@ class Learner(ABC):
 
 
 @final
-class PlainLearner(Learner):
-    """Any torch optimiser; `belief` says what it leaves behind. Non-finite steps are refused, as VOGN does."""
+class PlainLearner(BatchLearner):
+    """Any torch optimiser, and a posterior around what it finds. Non-finite steps are refused, as VOGN does."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, task: Task, belief: Belief) -> None:
-        self.optimizer, self._model, self._task, self._belief = optimizer, model, task, belief
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, task: PredictionTask, approximation: Approximation
+    ) -> None:
+        self.optimizer, self._model, self._task = optimizer, model, task
+        self._approximation = approximation
         self._counts = {"refused": 0, "refused_in_a_row": 0}
         self._shared = SharedGradients(model, optimizer)
 
@@ -99,13 +230,13 @@ class PlainLearner(Learner):
             )
 
     def posterior(self) -> AnyPosterior:
-        return self._belief.now()
+        return self._approximation.now()
 
     def epoch_ended(self, epoch: int) -> None:
-        self._belief.epoch_ended(epoch)
+        self._approximation.epoch_ended(epoch)
 
     def conclude(self, material: Material) -> None:
-        self._belief.conclude(material)
+        self._approximation.conclude(material)
 
     @property
     def refused(self) -> int:
@@ -115,22 +246,22 @@ class PlainLearner(Learner):
         return {
             "optimizer": self.optimizer.state_dict(),
             "counts": dict(self._counts),
-            "belief": self._belief.state_dict(),
+            "belief": self._approximation.state_dict(),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(with_options_of(self.optimizer, saved["optimizer"]))
         self._counts.update(saved["counts"])
-        self._belief.load_state_dict(saved.get("belief", {}))
+        self._approximation.load_state_dict(saved.get("belief", {}))
 
 
 @final
-class PosteriorLearner(Learner):
+class PosteriorLearner(BatchLearner):
     """credo's own optimisers, whose state is a posterior."""
 
     optimizer: BayesianOptimizer
 
-    def __init__(self, model: nn.Module, optimizer: BayesianOptimizer, task: Task) -> None:
+    def __init__(self, model: nn.Module, optimizer: BayesianOptimizer, task: PredictionTask) -> None:
         self.optimizer, self._model, self._task = optimizer, model, task
 
     def train_batch(self, inputs: Tensor, targets: Tensor) -> Outcome:

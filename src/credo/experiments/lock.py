@@ -24,7 +24,7 @@ except ImportError:  # Windows: a file that exists is a lock, and a stale one is
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file; LockedError at once if somebody else does."""
+    """Hold the lock file; LockedError at once if another process does."""
     descriptor = _acquire(path)
     try:
         yield
@@ -110,11 +110,11 @@ def _lives(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's
         return True
     except OSError:
         return False
-    try:  # one that has ended, and that nobody has asked for its exit code, still takes signals
+    try:  # one that has ended, and whose exit code was not asked for, still takes signals
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
         return True

@@ -1,7 +1,7 @@
-"""The one door to the methods: a name, its options, and how to build a learner from them.
+"""The methods by name: their options, and how to build a learner from them.
 
 A further method joins with one entry in METHODS. Options are the keyword arguments of its `optimizer` function; their
-defaults give their types, and a wrong name or type is refused before anything is built.
+defaults give their types, and a wrong name or type is an error before anything is built.
 """
 
 import inspect
@@ -15,18 +15,24 @@ from torch import nn
 from torch.optim import Optimizer
 
 from credo.errors import InvalidType, InvalidValue
-from credo.experiments.beliefs import Belief, DropoutBelief, LaplaceBelief, SwagBelief
-from credo.experiments.learners import Learner, PlainLearner, PosteriorLearner
+from credo.experiments.learners import (
+    Approximation,
+    BatchLearner,
+    DropoutApproximation,
+    LaplaceApproximation,
+    PlainLearner,
+    PosteriorLearner,
+    SwagApproximation,
+)
 from credo.experiments.names import known, unknown
 from credo.experiments.recipe import Setting
-from credo.experiments.tasks import Task
+from credo.experiments.tasks import PredictionTask
 from credo.optim import IVON, KFAC, OGN, VOGN, BayesByBackprop, NoisyKFAC
 from credo.optim.arguments import number
 from credo.optim.groups import parameter_groups
 
-GIVEN: Final = frozenset(
-    {"params", "model", "data_size", "seed", "prior", "reduction"}
-)  # not the recipe's to choose
+# Not the recipe's to choose
+GIVEN: Final = frozenset({"params", "model", "data_size", "seed", "prior", "reduction"})
 FOR_THE_TASK: Final[Mapping[str, Setting]] = {"noise_variance": 1.0}  # of a regression's observations
 # On the numbers that an optimiser chose by itself: what it holds in its parameter groups is multiplied.
 FACTORS: Final[Mapping[str, Setting]] = {"lr_factor": 1.0, "noise_factor": 1.0, "damping_factor": 1.0}
@@ -36,22 +42,22 @@ FACTORS: Final[Mapping[str, Setting]] = {"lr_factor": 1.0, "noise_factor": 1.0, 
 class Method:
     """`optimizer(model, **given and options)` is put to work by a learner.
 
-    One of credo's own is its posterior; of one of torch's `belief(model, **options)` says what it leaves behind.
+    One of credo's own is its posterior; `approximation(model, **options)` makes one of what a torch optimiser finds.
     """
 
     title: str
     optimizer: Callable[..., Optimizer]
-    belief: Callable[..., Belief] | None = None
+    approximation: Callable[..., Approximation] | None = None
     gives: tuple[str, ...] = ()  # which of data_size and seed the optimizer takes
 
     @property
     def options(self) -> dict[str, object]:
         """Name → default; `None` stands for an optional number."""
-        return {**_options(self.optimizer), **self._belief_options}
+        return {**_options(self.optimizer), **self._approximation_options}
 
     @property
-    def _belief_options(self) -> dict[str, object]:
-        return {} if self.belief is None else _options(self.belief)
+    def _approximation_options(self) -> dict[str, object]:
+        return {} if self.approximation is None else _options(self.approximation)
 
     @property
     def settings(self) -> dict[str, object]:
@@ -59,19 +65,25 @@ class Method:
         return {**self.options, **FOR_THE_TASK, **FACTORS}
 
     def build(
-        self, model: nn.Module, task: Task, *, data_size: int, seed: int, settings: Mapping[str, Setting]
-    ) -> Learner:
+        self,
+        model: nn.Module,
+        task: PredictionTask,
+        *,
+        data_size: int,
+        seed: int,
+        settings: Mapping[str, Setting],
+    ) -> BatchLearner:
         given = {"data_size": data_size, "seed": seed}
         checked = checked_options("settings", settings, self.settings)
         options = {name: value for name, value in checked.items() if name in self.options}
-        own = {name: options.pop(name) for name in self._belief_options if name in options}
+        own = {name: options.pop(name) for name in self._approximation_options if name in options}
         optimizer: Any = self.optimizer(model, **{name: given[name] for name in self.gives}, **options)
         for name in FACTORS:
             if name in checked:
                 multiply(optimizer, name.removesuffix("_factor"), float(checked[name]))
-        if self.belief is None:
+        if self.approximation is None:
             return PosteriorLearner(model, optimizer, task)
-        return PlainLearner(model, optimizer, task, self.belief(model, **own))
+        return PlainLearner(model, optimizer, task, self.approximation(model, **own))
 
 
 def _options(function: Callable[..., object]) -> dict[str, object]:
@@ -170,12 +182,14 @@ def _decaying(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 METHODS: Final[dict[str, Method]] = {
-    "sgd": Method("SGD", sgd, Belief),
-    "adam": Method("Adam", adam, Belief),
-    "adamw": Method("AdamW", adamw, Belief),
-    "mc_dropout": Method("MC-dropout", sgd, DropoutBelief),  # the model's dropout variant, trained with SGD
-    "swag": Method("SWAG", sgd, SwagBelief),
-    "laplace": Method("Laplace", adamw, LaplaceBelief),
+    "sgd": Method("SGD", sgd, Approximation),
+    "adam": Method("Adam", adam, Approximation),
+    "adamw": Method("AdamW", adamw, Approximation),
+    "mc_dropout": Method(
+        "MC-dropout", sgd, DropoutApproximation
+    ),  # the model's dropout variant, trained with SGD
+    "swag": Method("SWAG", sgd, SwagApproximation),
+    "laplace": Method("Laplace", adamw, LaplaceApproximation),
     "ogn": Method("OGN", OGN, gives=("data_size", "seed")),
     "vogn": Method("VOGN", VOGN, gives=("data_size", "seed")),
     "bbb": Method("BBB", BayesByBackprop, gives=("data_size", "seed")),

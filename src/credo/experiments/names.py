@@ -1,4 +1,4 @@
-"""Names that users give: near misses are named in the error, and names that could leave a folder are refused."""
+"""Names: those that users give are checked before they name a folder; rows and data sets are shown by proper ones."""
 
 import difflib
 import re
@@ -45,3 +45,60 @@ def plain_name(kind: str, name: object) -> str:
             "starting with a letter, digit or _; no path parts."
         )
     return name
+
+
+# What people read for the names of rows and data sets
+
+ROW_LABELS: Final = {
+    "sgd": "SGD",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "mc-dropout": "MC-dropout",
+    "bbb": "BBB",
+    "ogn": "OGN",
+    "vogn": "VOGN",
+    "vogn-defaults": "VOGN (defaults)",
+    "vogn-released": "VOGN (released settings)",
+    "kfac": "K-FAC",
+    "noisy-kfac": "Noisy K-FAC",
+    "ivon": "IVON",
+    "swag": "SWAG",
+    "laplace": "Laplace (last layer)",
+    "laplace-kronecker": "Laplace (Kronecker)",
+    "laplace-diagonal": "Laplace (diagonal)",
+    "ensemble": "Ensemble",
+    "vcl": "VCL",
+    "ewc": "EWC",
+    "joint": "Adam, all tasks together",
+    "momentum-batchnorm": "momentum and BatchNorm",
+    "batchnorm": "BatchNorm only",
+    "momentum": "momentum only",
+}
+MODEL_AND_DATA_LABELS: Final = {
+    "lenet5": "LeNet-5",
+    "alexnet": "AlexNet",
+    "resnet18": "ResNet-18",
+    "resnet20": "ResNet-20",
+    "mlp": "MLP",
+    "cifar10": "CIFAR-10",
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "notmnist": "notMNIST",
+    "svhn": "SVHN",
+    "lsun_crop": "LSUN (crop)",
+    "lsun_resize": "LSUN (resize)",
+    "tinyimagenet_resize": "TinyImageNet (resize)",
+    "imagenet": "ImageNet",
+    "imagenette": "Imagenette",
+    "held_out": "held-out classes",
+}
+
+
+def label(row: str) -> str:
+    """A method's proper name; any other row's own, its dashes as spaces unless they belong to a number (7.5e-4)."""
+    return ROW_LABELS.get(row) or re.sub(r"(?<!\de)[-_]", " ", row)
+
+
+def set_label(name: str) -> str:
+    """The proper name of a model or a data set."""
+    return MODEL_AND_DATA_LABELS.get(name, name.replace("_", " "))

@@ -24,16 +24,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from credo.errors import InvalidValue
-from credo.experiments.checks import check_seed
-from credo.experiments.config import load_recipe
 from credo.experiments.ensembles import ensemble_row
 from credo.experiments.names import known, plain_name
+from credo.experiments.overrides import check_seed
 from credo.experiments.recipe import Recipe, Training
+from credo.experiments.recipe_file import Path_, TomlFile, load_recipe
 from credo.experiments.recipes import recipe as recipe_of
 from credo.experiments.records import record_path
 from credo.experiments.run import SIZES, run_path, trainings
 from credo.experiments.run_folder import RunName
-from credo.experiments.toml_file import Path_, TomlFile
 
 KEYS: Final = (
     *("recipe", "row", "rows", "seed", "seeds", "ensemble", "size"),
@@ -82,10 +81,10 @@ class Job:
         return record_path(results, self.recipe, self.size, self.label, self.seed)
 
 
-Key = tuple[str, str, str, int]
+JobKey = tuple[str, str, str, int]
 
 
-def key_of(job: Job) -> Key:
+def key_of(job: Job) -> JobKey:
     """What decides the folder; two runs of one list differ in it."""
     return job.recipe, job.size, job.label, job.seed
 
@@ -114,12 +113,12 @@ class QueueFile(TomlFile):
         entries = self.typed(("runs",), self.tables["runs"], list)
         if not entries:
             raise self.at(("runs",), InvalidValue("a queue needs at least one [[runs]]."))
-        found: dict[Key, Job] = {}
+        found: dict[JobKey, Job] = {}
         for k, entry in enumerate(entries):
             for job in self._entry(k, self.typed(("runs", k), entry, dict)):
                 other = found.setdefault(key_of(job), job)
                 if other is not job:
-                    self._refuse_twin(k, job, other, "ensemble" in entry)
+                    self._check_duplicate(k, job, other, "ensemble" in entry)
         return sorted(found.values(), key=lambda job: -job.priority)  # stable: else as in the file
 
     def _entry(self, k: int, entry: dict[str, Any]) -> list[Job]:
@@ -214,7 +213,7 @@ class QueueFile(TomlFile):
             for values in itertools.product(*sweep.values())
         ]
 
-    def _refuse_twin(self, k: int, job: Job, other: Job, member: bool) -> None:
+    def _check_duplicate(self, k: int, job: Job, other: Job, member: bool) -> None:
         """A run that is in the list anyway may be a member of an ensemble too; else one of the two is a mistake."""
         if member and not job.ensemble and job.training == other.training:
             return

@@ -1,4 +1,4 @@
-"""How far a run of a queue is, as its folder tells: anybody may ask, at any time, and nothing is changed.
+"""How far a run of a queue is, as its folder tells; reading it changes nothing.
 
 progress.json   where the worker is: steps, epochs, seconds a step; written every few seconds, and not durable
 failure.json    why the last worker gave up; gone when the next one begins
@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import Any, Final, Literal, final
 
 from credo.experiments.lock import living_holder
-from credo.experiments.log import to_json
 from credo.experiments.progress import Watcher
-from credo.experiments.run_folder import RunFolder
+from credo.experiments.run_folder import RunFolder, to_json
 
-State = Literal["finished", "running", "failed", "interrupted", "waiting"]
+Stage = Literal["finished", "running", "failed", "interrupted", "waiting"]
 EVERY: Final = 2.0  # seconds between two looks at a run
 PROGRESS, FAILURE, WORKER_LOG = "progress.json", "failure.json", "worker.log"
 
 
 @dataclass(frozen=True)
-class Standing:
-    state: State
+class RunStatus:
+    state: Stage
     step: int = 0
     steps: int = 0
     epochs: int = 0
@@ -40,23 +39,23 @@ class Standing:
 
     @property
     def whole(self) -> float | None:
-        """Seconds for the whole run; None if nobody knows yet."""
+        """Seconds for the whole run; None before it is known."""
         return None if self.seconds_per_step is None or not self.steps else self.seconds_per_step * self.steps
 
 
-def standing(folder: Path) -> Standing:
+def status_of(folder: Path) -> RunStatus:
     place, progress, failure = RunFolder(folder), _read(folder / PROGRESS), _read(folder / FAILURE)
     found: dict[str, Any] = {
         key: progress[key] for key in ("step", "steps", "epochs", "seconds_per_step") if key in progress
     }
     if place.finished:
-        return Standing("finished", **found)
+        return RunStatus("finished", **found)
     pid = living_holder(folder / "lock")
     if pid is not None:
-        return Standing("running", pid=pid, **found)
+        return RunStatus("running", pid=pid, **found)
     if failure:
-        return Standing("failed", message=str(failure.get("message", "")), **found)
-    return Standing("interrupted" if place.checkpoints.is_dir() else "waiting", **found)
+        return RunStatus("failed", message=str(failure.get("message", "")), **found)
+    return RunStatus("interrupted" if place.checkpoints.is_dir() else "waiting", **found)
 
 
 def write_failure(folder: Path, code: int, message: str) -> None:

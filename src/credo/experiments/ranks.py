@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 @final
 class Ranks:
-    def __init__(self, everybody: World | None = None) -> None:
-        self._world = everybody or _for_messages()
+    def __init__(self, among: World | None = None) -> None:
+        self._world = among or _for_messages()
         self.size, self.is_first, self.alone = self._world.size, self._world.rank == 0, self._world.alone
 
     def once(self, action: Callable[[], T]) -> T:
@@ -36,7 +36,7 @@ class Ranks:
 
     @contextmanager
     def held_once(self, lock: AbstractContextManager[None]) -> Iterator[None]:
-        """Rank 0 holds the lock for all; if it cannot, nobody enters."""
+        """Rank 0 holds the lock for all; if it cannot, no rank enters."""
         with ExitStack() as stack:
             self.once(lambda: stack.enter_context(lock))
             yield
@@ -53,7 +53,7 @@ class Ranks:
                 "is not bitwise what it would have been."
             )
 
-    def refuse_differences(self, facts: Mapping[str, Any]) -> None:
+    def check_agreement(self, facts: Mapping[str, Any]) -> None:
         """An error on all ranks that names the first fact in which they differ."""
         agree(self._world, facts)
 
@@ -99,7 +99,7 @@ class Ranks:
 
 def _for_messages() -> World:
     """Over the CPU: nccl carries nothing from there, and would make this process wait for the device."""
-    everybody = world()
-    if everybody.alone or dist.get_backend() == "gloo":
-        return everybody
+    all_ranks = world()
+    if all_ranks.alone or dist.get_backend() == "gloo":
+        return all_ranks
     return world(dist.new_group(backend="gloo"))

@@ -4,7 +4,8 @@
     kind "epoch"        a line of the log, one for each epoch
     kind "final"        scores "as_trained" and "after_temperature", and how T was fitted; for regression "after_noise",
                         with the variance of the observations fitted instead, in the units of the data; where the
-                        recipe keeps such data, "validation" scores as trained, to choose settings by
+                        recipe keeps such data, "validation" scores as trained, to choose settings by; of a stream of
+                        tasks its scores and their "matrix", and there is nothing more
     kind "ood"          one for each unfamiliar set: its scores as trained and after the same temperature
     kind "calibration"  confidence, accuracy and examples of each bin, as trained and after
     kind "entropy"      how many predictions of the test data and of each unfamiliar set lie in each bin of the entropy
@@ -24,19 +25,24 @@ from torch import Tensor
 
 from credo import metrics
 from credo.errors import IntegrityError, VersionError
-from credo.experiments.log import to_json
 from credo.experiments.names import plain_name
-from credo.experiments.observation_noise import cross_fitted_noise, fit_noise, gaussian_nll
+from credo.experiments.recalibration import (
+    cross_fitted,
+    cross_fitted_noise,
+    fit_noise,
+    fit_temperature,
+    gaussian_nll,
+    scaled,
+)
 from credo.experiments.results import Result, load_result
-from credo.experiments.run_folder import RunFolder
-from credo.experiments.temperature import cross_fitted, fit_temperature, scaled
+from credo.experiments.run_folder import RunFolder, to_json
 from credo.posterior.files import write_atomically
 
 FORMAT: Final = 1
 HALVES: Final = "halves of the test data, each for the other"
 ENTROPY_BINS: Final = 40
 KEPT: Final = ("versions", "commit", "kernels", "machine", "started", "changes")
-Line = dict[str, Any]
+RecordLine = dict[str, Any]
 
 
 def record_path(results: str | PathLike[str], recipe: str, size: str, row: str, seed: int) -> Path:
@@ -52,9 +58,9 @@ def write_record(folder: str | PathLike[str], path: Path) -> Path:
     return path
 
 
-def read_record(path: str | PathLike[str]) -> list[Line]:
+def read_record(path: str | PathLike[str]) -> list[RecordLine]:
     """All lines, each with its "kind"; IntegrityError where the file is not what `write_record` writes."""
-    lines: list[Line] = []
+    lines: list[RecordLine] = []
     for number, text in enumerate(Path(path).read_text().splitlines(), start=1):
         try:
             line = json.loads(text)
@@ -73,8 +79,8 @@ def read_record(path: str | PathLike[str]) -> list[Line]:
     return lines
 
 
-def record_of(result: Result) -> list[Line]:
-    config = RunFolder(result.folder).read_config()
+def record_of(result: Result) -> list[RecordLine]:
+    config = result.facts if result.is_stream else RunFolder(result.folder).read_config()
     head = {
         "kind": "run",
         "format": FORMAT,
@@ -87,17 +93,19 @@ def record_of(result: Result) -> list[Line]:
     }
     if result.members:
         head["ensemble"] = len(result.members)
+    if result.is_stream:
+        return [head, {"kind": "final", "as_trained": dict(result.metrics), "matrix": result.facts["matrix"]}]
     epochs = [{"kind": "epoch", **row} for row in result.log]
     classes = result.training.get("task", "classification") == "classification"
     return [head, *epochs, *(_classified(result) if classes else _regressed(result))]
 
 
-def _regressed(result: Result) -> list[Line]:
+def _regressed(result: Result) -> list[RecordLine]:
     """Scores in the units of the data, whose targets were standardised; the noise stays in standard units."""
     found = result.predictions()
     unit = float(result.facts["inputs"].get("target_std", 1.0))
     mean, epistemic, targets = (found[f"test.{name}"] for name in ("mean", "epistemic", "targets"))
-    validation: Line = {}
+    validation: RecordLine = {}
     if "validation.targets" in found:
         held_out = [found[f"validation.{name}"] for name in ("mean", "epistemic", "targets")]
         fitted_on, values = "validation", [fit_noise(*held_out)]
@@ -130,7 +138,7 @@ def regression_scores(mean: Tensor, variance: Tensor, targets: Tensor, unit: flo
     }
 
 
-def _classified(result: Result) -> list[Line]:
+def _classified(result: Result) -> list[RecordLine]:
     found = result.predictions()
     targets, before = found["test.targets"], _log_probs(found, "test")
     if "validation.targets" in found:
@@ -140,7 +148,7 @@ def _classified(result: Result) -> list[Line]:
     else:
         fitted_on = HALVES
         after, temperatures = cross_fitted(before, targets)
-        temperature = fit_temperature(before, targets)  # for the unfamiliar sets, whose classes nobody knows
+        temperature = fit_temperature(before, targets)  # for the unfamiliar sets, whose classes are not known
     validation = {}
     if "validation.targets" in found:
         scores = class_scores(_log_probs(found, "validation"), found["validation.targets"])
@@ -178,7 +186,7 @@ def curve(log_probs: Tensor, targets: Tensor) -> dict[str, list[float]]:
     return {name: getattr(found, name).tolist() for name in ("confidence", "accuracy", "examples")}
 
 
-def _ood(name: str, familiar: Tensor, other: Tensor, temperature: float) -> Line:
+def _ood(name: str, familiar: Tensor, other: Tensor, temperature: float) -> RecordLine:
     after = [scaled(log_probs, temperature) for log_probs in (familiar, other)]
     return {
         "kind": "ood",
@@ -197,7 +205,7 @@ def _told_apart(familiar: Tensor, other: Tensor) -> dict[str, float]:
     }
 
 
-def _entropies(found: dict[str, Tensor], names: Iterable[str]) -> Line:
+def _entropies(found: dict[str, Tensor], names: Iterable[str]) -> RecordLine:
     classes = found["test.probs"].shape[1]
     highest = torch.tensor(float(classes), dtype=torch.float64).log().item()
 

@@ -8,16 +8,16 @@ from typing import Final
 
 from credo.distributed import world
 from credo.errors import InvalidValue
-from credo.experiments.checks import check_seed, check_training, whole_number
+from credo.experiments.checkpoint import Checkpointing
 from credo.experiments.ensembles import ensemble_of, ensemble_row
 from credo.experiments.methods import METHODS
 from credo.experiments.names import known, plain_name
-from credo.experiments.overrides import with_overrides
+from credo.experiments.overrides import check_seed, check_training, whole_number, with_overrides
 from credo.experiments.progress import Watcher
 from credo.experiments.recipe import Recipe, Row, Training
 from credo.experiments.results import Result
 from credo.experiments.run_folder import RunName
-from credo.experiments.saving import Checkpointing
+from credo.experiments.streams import METHODS as STREAM_METHODS
 from credo.experiments.train import train
 
 SIZES: Final = ("cpu", "paper")
@@ -28,7 +28,7 @@ def run(
     *,
     size: str = "cpu",
     only: Iterable[str] = (),
-    seeds: int | Sequence[int] = 1,
+    seeds: int | Sequence[int] | None = None,
     out: str | PathLike[str],
     data_root: str | PathLike[str] | None = None,
     overrides: Mapping[str, object] | None = None,
@@ -37,37 +37,43 @@ def run(
     checkpointing: Checkpointing | None = None,
     device: str = "cpu",
     ensemble: int | None = None,
+    finished: Callable[[Result], None] | None = None,
 ) -> list[Result]:
     """Train every row (or `only` some) with every seed; what is finished is not trained again.
 
-    seeds: how many (0, 1, …), or which. overrides: as `with_overrides`, for every row that is run.
+    seeds: how many (0, 1, …), or which; those of the recipe unless given, mostly one.
+    overrides: as `with_overrides`, for every row that is run.
     watcher: makes one for each run, from a title and the run's folder.
     ensemble: also make one of the first so many seeds of each row, which are trained if `seeds` are fewer.
+    finished: called with every result as soon as it is there.
     All rows are checked before the first is trained. With a process group every rank calls this, and rank 0 watches.
     """
     watched = watcher if world().rank == 0 else None
     plan = trainings(recipe, size, only, overrides or {})
-    numbers = seed_list(seeds)
+    numbers = seed_list(recipe.seeds.get(size, 1) if seeds is None else seeds)
     if ensemble is not None:
+        if recipe.is_stream:
+            raise InvalidValue(f"{recipe.name} is a stream of tasks, for which there is no ensemble.")
         whole_number("ensemble", ensemble, 2)
         numbers = sorted({*numbers, *range(ensemble)})
     results = []
     for row, training in plan.items():
         for seed in numbers:
             folder = run_path(out, recipe.name, size, row, seed)
-            results.append(
-                train(
-                    training,
-                    seed,
-                    folder,
-                    resume=resume,
-                    data_root=data_root,
-                    watcher=None if watched is None else watched(f"{row} seed {seed}", folder),
-                    name=RunName(recipe.name, row, size),
-                    checkpointing=checkpointing,
-                    device=device,
-                )
+            result = train(
+                training,
+                seed,
+                folder,
+                resume=resume,
+                data_root=data_root,
+                watcher=None if watched is None else watched(f"{row} seed {seed}", folder),
+                name=RunName(recipe.name, row, size),
+                checkpointing=checkpointing,
+                device=device,
             )
+            results.append(result)
+            if finished is not None:
+                finished(result)
         if ensemble is not None:
             name = RunName(recipe.name, ensemble_row(row, ensemble), size)
             members = [run_path(out, recipe.name, size, row, seed) for seed in range(ensemble)]
@@ -81,7 +87,7 @@ def run(
 def trainings(
     recipe: Recipe, size: str, only: Iterable[str], overrides: Mapping[str, object]
 ) -> dict[str, Training]:
-    """Row name → what to train. Rows without this size or of a method that does not exist yet are left out, aloud."""
+    """Row name → what to train. Rows without this size, or of an unknown method, are left out with a warning."""
     known("size", size, SIZES)
     plain_name("recipe name", recipe.name)
     rows = {plain_name("row name", row.name): row for row in recipe.rows}
@@ -99,14 +105,15 @@ def trainings(
 
 
 def why_not(row: Row, size: str) -> str | None:
-    training = row.cpu if size == "cpu" else row.paper
+    training = row.training(size)
     if training is None:
         return f"has no {size} size"
-    return None if training.method in METHODS else f"needs the method {training.method!r}, which is not here"
+    methods = METHODS if training.tasks is None else STREAM_METHODS
+    return None if training.method in methods else f"needs the method {training.method!r}, which is not here"
 
 
 def checked(row: Row, size: str, overrides: Mapping[str, object]) -> Training:
-    training = row.cpu if size == "cpu" else row.paper
+    training = row.training(size)
     assert training is not None  # `why_not` has seen to it
     changed = with_overrides(training, overrides)
     check_training(changed)

@@ -1,5 +1,6 @@
 """All that changes while a run trains, in one place: what is not here is a function of the recipe and the seed."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -9,12 +10,55 @@ from torch import Tensor, nn
 
 from credo.data.batches import Batches
 from credo.errors import InvalidValue
-from credo.experiments.learners import Learner, Outcome
-from credo.experiments.log import LogRow
+from credo.experiments.learners import BatchLearner, Outcome
+from credo.experiments.progress import Watcher
 from credo.experiments.ranks import Ranks
+from credo.experiments.run_folder import LogRow
 from credo.optim import TemperingSchedule
 
 BUFFER: Final = "buffer."
+
+
+class Work(ABC):
+    """What a run does, step by step: a single task, or a stream of tasks. The loop saves and stops in between."""
+
+    title: str
+    epochs: int
+    steps_per_epoch: int  # of a stream of tasks on average
+    ranks: Ranks
+
+    @property
+    @abstractmethod
+    def epoch(self) -> int:
+        """Whole epochs that are behind it."""
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """Steps taken so far."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes, the same on all ranks, which must all call this."""
+
+    @abstractmethod
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Goes on from there; refuses the state of another run before anything is changed."""
+
+    @abstractmethod
+    def begin(self, resumed: bool, drift: list[str]) -> None:
+        """Before the first step: what the folder must tell. `drift`: in which settings a resumed run differs."""
+
+    def confirm(self) -> None:  # noqa: B027
+        """After the first save: an error on a rank that does not see the folder."""
+
+    @abstractmethod
+    def steps(self, watcher: Watcher) -> Iterator[bool]:
+        """Goes on to the end, and yields after every step and evaluation; True where the state must be saved."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Writes what a finished run leaves, the result last."""
 
 
 class Running:
@@ -49,7 +93,7 @@ class RunState:
     def __init__(
         self,
         model: nn.Module,
-        learner: Learner,
+        learner: BatchLearner,
         tempering: TemperingSchedule | None,
         batches: Batches,
         device: torch.device,
@@ -81,7 +125,7 @@ class RunState:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Checks that the saved model is this one before anything is changed."""
-        refuse_other_model(self.model, saved["model"])
+        check_same_model(self.model, saved["model"])
         self.batches.load_state_dict(saved["batches"])
         self.learner.load_state_dict(saved["learner"])
         self.model.load_state_dict(saved["model"])
@@ -136,7 +180,7 @@ def averaged_buffers(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     }
 
 
-def refuse_other_model(model: nn.Module, saved: dict[str, Tensor]) -> None:
+def check_same_model(model: nn.Module, saved: dict[str, Tensor]) -> None:
     own = model.state_dict()
     wrong = [f"{name!r} is in only one of them" for name in sorted(own.keys() ^ saved.keys())]
     for name in sorted(own.keys() & saved.keys()):

@@ -2,23 +2,28 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, Literal, final
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from credo import metrics
+from credo.data.batches import Batches, share_of
+from credo.data.examples import Examples, Normalise
 from credo.errors import InvalidValue
 from credo.experiments.names import known
+from credo.experiments.ranks import Ranks
 from credo.predict import predict
 from credo.predict.functions import AnyPosterior
 
 TASKS = ("classification", "regression")
+Predicted: TypeAlias = dict[str, Tensor]  # by name, examples first
 
 
-class Task(ABC):
+class PredictionTask(ABC):
     """The loss is −log p(y|x, w), a mean over examples: what both a posterior and a weight decay are relative to."""
 
     @abstractmethod
@@ -53,7 +58,7 @@ class Task(ABC):
 
 
 @final
-class Classification(Task):
+class Classification(PredictionTask):
     def losses(self, output: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(output, targets, reduction="none")
 
@@ -89,7 +94,7 @@ class Classification(Task):
 
 
 @final
-class Regression(Task):
+class Regression(PredictionTask):
     """p(y|x, w) = N(y; f(x, w), σ²) with σ² = `noise`, in the units of the targets."""
 
     def __init__(self, noise: float = 1.0) -> None:
@@ -129,10 +134,84 @@ class Regression(Task):
         return {}
 
 
-def noise_of(task: Task) -> float | None:
+def noise_of(task: PredictionTask) -> float | None:
     """The variance of a regression's observations; None for classification."""
     return task.noise if isinstance(task, Regression) else None
 
 
-def task_of(name: str, noise: float = 1.0) -> Task:
+def task_of(name: str, noise: float = 1.0) -> PredictionTask:
     return Classification() if known("task", name, TASKS) == "classification" else Regression(noise)
+
+
+# The test data: after every epoch, and unfamiliar data at the end
+
+CHUNK = 500  # examples at a time: fits in cache, and a request to stop is heard in between
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """`between` is called before every chunk, on all ranks alike, and may raise to stop."""
+
+    task: PredictionTask
+    normalise: Normalise
+    samples: int  # C
+    seed: int
+    device: torch.device
+    between: Callable[[], object]
+    ranks: Ranks
+
+    def predict(
+        self, model: nn.Module, posterior: AnyPosterior, examples: Examples, samples: int | None = None
+    ) -> dict[str, Tensor]:
+        """The prediction for all examples, on the CPU; `targets` among it. Each rank predicts a share of each chunk."""
+        found = self.task.predict(
+            model, posterior, self._inputs(examples), samples or self.samples, self.seed
+        )
+        return {**self._of_all_ranks(found, len(examples)), "targets": examples.targets.cpu()}
+
+    def scores(self, prediction: dict[str, Tensor]) -> dict[str, float]:
+        return self.task.scores(prediction, prediction["targets"])
+
+    def curve(self, prediction: dict[str, Tensor]) -> dict[str, list[float]]:
+        return self.task.curve(prediction, prediction["targets"])
+
+    def ood_scores(
+        self, familiar: dict[str, Tensor], unfamiliar: dict[str, dict[str, Tensor]]
+    ) -> dict[str, float]:
+        """`ood_auroc.<name>` and `ood_fpr95.<name>` for each set."""
+        return {
+            f"{metric}.{name}": value
+            for name, prediction in unfamiliar.items()
+            for metric, value in self.task.ood_scores(familiar, prediction).items()
+        }
+
+    def _inputs(self, examples: Examples) -> Iterator[Tensor]:
+        rank, ranks = self.ranks.test_share()
+        batches = Batches(
+            examples,
+            CHUNK * ranks,
+            shuffle=False,
+            normalise=self.normalise,
+            device=self.device,
+            rank=rank,
+            world=ranks,
+        )
+        for inputs, _ in batches:  # as many on every rank
+            self.between()
+            yield inputs
+
+    def _of_all_ranks(self, found: dict[str, Tensor], examples: int) -> dict[str, Tensor]:
+        """The shares, back in the order of the examples."""
+        if self.ranks.alone:
+            return found
+        chunk = CHUNK * self.ranks.size
+        chunks = [range(start, min(start + chunk, examples)) for start in range(0, examples, chunk)]
+        order = [
+            k
+            for rank in range(self.ranks.size)
+            for c in chunks
+            for k in c[share_of(len(c), rank, self.ranks.size)]
+        ]
+        back = torch.tensor(order).argsort()
+        rows = self.ranks.gathered(found)
+        return {name: torch.cat([row[name] for row in rows])[back] for name in found}

@@ -4,45 +4,44 @@ Under torchrun all ranks walk through it side by side; `ranks` knows what only t
 
 train ── prepare: data, model, learner, schedules          functions of the recipe and the seed
       ── restore the last checkpoint, if there is one      all that changes (`state`)
-      ── for each epoch: train, evaluate, log, maybe save
+      ── follow: step after step, and maybe save           of a single task, below, or of a stream of tasks (`streams`)
       ── finish: predictions, posterior, result
 """
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import torch
-from torch import Tensor
 
 from credo.data.augmentation import Augmentation
 from credo.data.batches import Batches
 from credo.data.examples import Examples
 from credo.distributed import average_buffers
-from credo.experiments.beliefs import Material
-from credo.experiments.checkpoint import Checkpoints, load_checkpoint
-from credo.experiments.checks import check_resume, check_seed, check_training
-from credo.experiments.evaluation import Evaluator
-from credo.experiments.examples import RunData, run_data
-from credo.experiments.finish import belief, write_result
-from credo.experiments.log import write_log
+from credo.experiments.build import LearningRate, RunData, build_model, learning_rate, run_data, tempering
+from credo.experiments.checkpoint import (
+    Checkpointing,
+    Checkpoints,
+    Saver,
+    is_finished,
+    last_checkpoint,
+    load_checkpoint,
+)
+from credo.experiments.learners import Material
 from credo.experiments.methods import method_of
-from credo.experiments.networks import build_model
+from credo.experiments.overrides import check_resume, check_seed, check_training
 from credo.experiments.progress import Silent, Watcher
 from credo.experiments.ranks import Ranks
 from credo.experiments.recipe import Training
-from credo.experiments.results import Result, load_result
-from credo.experiments.resuming import is_finished, last_checkpoint
-from credo.experiments.run_folder import RunFolder, RunName, described
-from credo.experiments.saving import Checkpointing, Saver
-from credo.experiments.schedules import LearningRate, learning_rate, tempering
-from credo.experiments.state import RunState, private_randomness
+from credo.experiments.results import Result, final_posterior, load_result, write_result
+from credo.experiments.run_folder import RunFolder, RunName, described, write_log
+from credo.experiments.state import RunState, Work, private_randomness
 from credo.experiments.stopping import Stop, StopRequest, stop_request
-from credo.experiments.tasks import task_of
-
-Prediction = dict[str, Tensor]
+from credo.experiments.streams import stream_of
+from credo.experiments.tasks import Evaluator, Predicted, task_of
 
 
 class Augmented(Protocol):
@@ -52,15 +51,9 @@ class Augmented(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """What the loop works with; only `state` changes."""
+    """What the loop works with; only `work` changes."""
 
-    training: Training
-    seed: int
-    folder: RunFolder
-    data: RunData
-    state: RunState
-    rate: LearningRate
-    evaluator: Evaluator
+    work: Work
     saver: Saver
     stop: StopRequest
     watcher: Watcher
@@ -91,7 +84,8 @@ def train(
     resume: "auto" goes on from the last checkpoint if there is one; "fallback" does too, and takes the one before a
         damaged one; True is an error without a checkpoint; False starts afresh and removes what was there.
         A finished run is returned as it is. A run of other settings is an error if they are part of its identity
-        (`run_folder.IDENTITY`), and else a warning: the new settings hold from there on.
+        (`run_folder.IDENTITY`; all of a stream of tasks), and else a warning: the new settings hold from there on.
+    device: of a single task; streams of tasks are learned on the CPU.
     SIGTERM and Ctrl-C finish the step under way and save; then the process ends with 143, or KeyboardInterrupt.
     torch's global generator, which dropout and initialisation draw from, is forked: afterwards it is as before.
     With a process group, all ranks must call this; the folder must be one that all see, and rank 0 writes to it.
@@ -100,8 +94,8 @@ def train(
     check_seed(seed)
     check_resume(resume)
     ranks, place = Ranks(), RunFolder(folder)
-    ranks.refuse_differences({"seed": seed, "resume": resume, **described(training)})
-    if resume is not False and ranks.once(lambda: is_finished(place, training, seed)):
+    ranks.check_agreement({"seed": seed, "resume": resume, **described(training)})
+    if resume is not False and ranks.once(lambda: is_finished(place, training, seed, name)):
         return load_result(place.path)
     ranks.once(place.make)
     with (
@@ -110,131 +104,213 @@ def train(
         private_randomness(seed, torch.device(device)),
     ):
         root = None if data_root is None else Path(data_root)
-        how = checkpointing or Checkpointing()
-        run = prepare(training, seed, place, root, how, stop, watcher or Silent(), device, ranks)
-        begin(run, resume, name or RunName())
+        work: Work
+        if training.tasks is None:
+            work = single_task(
+                training, seed, place, name or RunName(), root, lambda: run.due(), device, ranks
+            )
+        else:
+            work = stream_of(training, seed, place, name or RunName(), root, ranks)
+        policy = checkpointing or Checkpointing()
+        saver = Saver(Checkpoints(place.checkpoints, policy.keep), work, policy)
+        run = Run(work, saver, stop, watcher or Silent(), ranks)
+        begin(run, place, training, seed, resume)
         follow(run)
     return load_result(place.path)
 
 
+def begin(run: Run, folder: RunFolder, training: Training, seed: int, resume: str | bool) -> None:
+    """Fresh, or where the last checkpoint was. The first save shows at once whether the folder can be written."""
+    checkpoints = run.saver.checkpoints
+    found, drift = run.ranks.once(lambda: last_checkpoint(folder, checkpoints, training, seed, resume))
+    if found is not None:
+        run.work.load_state_dict(run.ranks.each(lambda: load_checkpoint(checkpoints.folder / found)))
+    run.work.begin(found is not None, drift)
+    run.saver.save()
+    # Or some ranks do not see the folder, and would find out at the very end
+    run.ranks.each(run.work.confirm)
+
+
 def follow(run: Run) -> None:
     """From wherever the state is to the end."""
-    state, prediction = run.state, None
-    run.watcher.started(title(run), run.training.epochs, len(state.batches), state.step)
+    work = run.work
+    finished = False
+    run.watcher.started(work.title, work.epochs, work.steps_per_epoch, work.step)
     try:
-        while state.epoch < run.training.epochs:
-            train_rest_of_epoch(run)
-            prediction = evaluate_epoch(run)
-            if state.epoch == run.training.epochs or run.due():
+        for must_save in work.steps(run.watcher):
+            if must_save or run.due():
                 run.saver.save()
-        finish(run, prediction)
+        work.finish()
+        finished = True
         run.due()  # finished all the same; whoever asked to stop wants the process to end, not the next run
     except Stop as stop:
-        run.saver.save()
+        if not finished:
+            run.saver.save()
         stop.leave()
     finally:
         run.watcher.ended()
 
 
-def train_rest_of_epoch(run: Run) -> None:
-    """The batches that are left; none if the run was stopped between the last batch and the evaluation."""
-    state = run.state
-    if state.batches.epoch > state.epoch:
-        return
-    state.model.train()
-    start = time.perf_counter()
-    for inputs, targets in state.batches:
-        run.rate.set(state.learner.optimizer, state.step)
-        outcome = state.learner.train_batch(inputs, targets)
-        if state.tempering is not None:
-            state.tempering.step()
-        state.running.add(outcome, len(targets))
-        state.step += 1
-        state.running.seconds += time.perf_counter() - start
-        run.watcher.stepped(state.step)  # who watches may wait
-        if run.due():
-            run.saver.save()
+# A single task
+
+
+@final
+class SingleTask(Work):
+    """Epochs over one training set, each followed by an evaluation; only `state` changes."""
+
+    def __init__(
+        self,
+        training: Training,
+        seed: int,
+        folder: RunFolder,
+        name: RunName,
+        data: RunData,
+        state: RunState,
+        rate: LearningRate,
+        evaluator: Evaluator,
+    ) -> None:
+        self.training, self.seed, self.folder, self.name = training, seed, folder, name
+        self.data, self.state, self.rate, self.evaluator = data, state, rate, evaluator
+        self.title = f"{method_of(training.method).title}, seed {seed}"
+        self.epochs, self.steps_per_epoch, self.ranks = training.epochs, len(state.batches), state.ranks
+        self._prediction: Predicted | None = None  # of the last evaluation
+
+    @property
+    def epoch(self) -> int:
+        return self.state.epoch
+
+    @property
+    def step(self) -> int:
+        return self.state.step
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state.state_dict()
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.state.load_state_dict(saved)
+        self.rate.set(self.state.learner.optimizer, max(self.state.step - 1, 0))  # as the last step left it
+
+    def begin(self, resumed: bool, drift: list[str]) -> None:
+        changes: list[Any] = []
+        if resumed:
+            changes = self.ranks.each(self.folder.read_config)["changes"]
+            drift = drift + self.ranks.each(self.folder.other_commit)
+            changes += [{"step": self.state.step, "changes": drift}] if drift else []
+
+        def write() -> None:
+            if not resumed or changes:
+                self.folder.write_config(self.training, self.seed, self.name, changes)
+            write_log(self.folder.log, self.state.log)
+
+        self.ranks.once(write)
+
+    def confirm(self) -> None:
+        self.folder.read_config()
+
+    def steps(self, watcher: Watcher) -> Iterator[bool]:
+        while self.state.epoch < self.epochs:
+            yield from self._train_rest_of_epoch(watcher)
+            self._evaluate_epoch(watcher)
+            yield self.state.epoch == self.epochs
+
+    def _train_rest_of_epoch(self, watcher: Watcher) -> Iterator[bool]:
+        """The batches that are left; none if the run was stopped between the last batch and the evaluation."""
+        state = self.state
+        if state.batches.epoch > state.epoch:
+            return
+        state.model.train()
         start = time.perf_counter()
+        for inputs, targets in state.batches:
+            self.rate.set(state.learner.optimizer, state.step)
+            outcome = state.learner.train_batch(inputs, targets)
+            if state.tempering is not None:
+                state.tempering.step()
+            state.running.add(outcome, len(targets))
+            state.step += 1
+            state.running.seconds += time.perf_counter() - start
+            watcher.stepped(state.step)  # who watches may wait
+            yield False
+            start = time.perf_counter()
+
+    def _evaluate_epoch(self, watcher: Watcher) -> None:
+        """Scores on the test data, a line of the log, and on to the next epoch."""
+        state, groups = self.state, self.state.learner.optimizer.param_groups
+        average_buffers(state.model)
+        state.learner.epoch_ended(state.epoch + 1)
+        if state.epoch + 1 == self.epochs:
+            state.learner.conclude(self._material())
+        examples, samples = self._tested_with()
+        prediction = self.evaluator.predict(state.model, state.learner.posterior(), examples, samples)
+        row = {
+            "epoch": state.epoch + 1,
+            "lr": self.rate.at(state.step - 1),
+            "tempering": groups[0].get("tempering"),
+            **state.running.means(self.ranks),
+            **self.evaluator.scores(prediction),
+            "refused": state.learner.refused,
+            "seconds": state.running.seconds,
+        }
+        state.log.append(row)
+        state.epoch += 1
+        state.running.reset()
+        self.ranks.once(lambda: write_log(self.folder.log, state.log))
+        watcher.epoch_ended(row)
+        self._prediction = prediction
+
+    def _tested_with(self) -> tuple[Examples, int | None]:
+        """Test examples and samples of this epoch's evaluation: as the recipe has them, all at the end."""
+        if self.state.epoch + 1 == self.epochs:
+            return self.data.test, None
+        size = self.training.epoch_test_size
+        return self.data.test if size is None else self.data.test.take(size), self.training.epoch_samples
+
+    def _material(self) -> Material:
+        """The data as a method sees them that has something to do when training has ended."""
+        data, size = self.data, self.training.batch_size
+
+        def batches(examples: Examples) -> Batches:
+            return Batches(
+                examples,
+                size,
+                shuffle=True,
+                seed=self.seed,
+                normalise=data.normalise,
+                device=self.evaluator.device,
+            )
+
+        held_out = data.validation
+        validation = None if held_out is None else lambda: batches(held_out)
+        return Material(lambda: batches(data.train), validation, self.evaluator.task, self.seed)
+
+    def finish(self) -> None:
+        """Predictions for all sets, the posterior, the model, and at the very end the result."""
+        state, data, evaluator = self.state, self.data, self.evaluator
+        if self._prediction is None:  # after a resume past the last epoch
+            state.learner.conclude(self._material())
+        model, found = state.model, state.learner.posterior()
+        tested = self._prediction or evaluator.predict(model, found, data.test)
+        validation = None if data.validation is None else evaluator.predict(model, found, data.validation)
+        unfamiliar = {name: evaluator.predict(model, found, part) for name, part in data.ood.items()}
+        posterior = final_posterior(self.training, state)
+
+        def write() -> None:
+            write_log(self.folder.log, state.log)
+            write_result(self.folder, data, state, posterior, evaluator, tested, validation, unfamiliar)
+
+        self.ranks.once(write)
 
 
-def evaluate_epoch(run: Run) -> Prediction:
-    """Scores on the test data, a line of the log, and on to the next epoch."""
-    state, groups = run.state, run.state.learner.optimizer.param_groups
-    average_buffers(state.model)
-    state.learner.epoch_ended(state.epoch + 1)
-    if state.epoch + 1 == run.training.epochs:
-        state.learner.conclude(material(run))
-    examples, samples = tested_with(run)
-    prediction = run.evaluator.predict(state.model, state.learner.posterior(), examples, samples)
-    row = {
-        "epoch": state.epoch + 1,
-        "lr": run.rate.at(state.step - 1),
-        "tempering": groups[0].get("tempering"),
-        **state.running.means(run.ranks),
-        **run.evaluator.scores(prediction),
-        "refused": state.learner.refused,
-        "seconds": state.running.seconds,
-    }
-    state.log.append(row)
-    state.epoch += 1
-    state.running.reset()
-    run.ranks.once(lambda: write_log(run.folder.log, state.log))
-    run.watcher.epoch_ended(row)
-    return prediction
-
-
-def tested_with(run: Run) -> tuple[Examples, int | None]:
-    """Test examples and samples of this epoch's evaluation: as the recipe has them, all at the end."""
-    training = run.training
-    if run.state.epoch + 1 == training.epochs:
-        return run.data.test, None
-    size = training.epoch_test_size
-    return run.data.test if size is None else run.data.test.take(size), training.epoch_samples
-
-
-def material(run: Run) -> Material:
-    """The data as a method sees them that has something to do when training has ended."""
-    data, size = run.data, run.training.batch_size
-
-    def batches(examples: Examples) -> Batches:
-        return Batches(
-            examples, size, shuffle=True, seed=run.seed, normalise=data.normalise, device=run.evaluator.device
-        )
-
-    held_out = data.validation
-    validation = None if held_out is None else lambda: batches(held_out)
-    return Material(lambda: batches(data.train), validation, run.evaluator.task, run.seed)
-
-
-def finish(run: Run, test: Prediction | None) -> None:
-    """Predictions for all sets, the posterior, the model, and at the very end the result."""
-    state, data, evaluator = run.state, run.data, run.evaluator
-    if test is None:
-        state.learner.conclude(material(run))  # a checkpoint may lie between this and the end
-    model, found = state.model, state.learner.posterior()
-    tested = test or evaluator.predict(model, found, data.test)  # None after a resume past the last epoch
-    validation = None if data.validation is None else evaluator.predict(model, found, data.validation)
-    unfamiliar = {name: evaluator.predict(model, found, part) for name, part in data.ood.items()}
-    posterior = belief(run.training, state)
-
-    def write() -> None:
-        write_log(run.folder.log, state.log)
-        write_result(run.folder, data, state, posterior, evaluator, tested, validation, unfamiliar)
-
-    run.ranks.once(write)
-
-
-def prepare(
+def single_task(
     training: Training,
     seed: int,
     folder: RunFolder,
+    name: RunName,
     data_root: Path | None,
-    checkpointing: Checkpointing,
-    stop: StopRequest,
-    watcher: Watcher,
+    between: Callable[[], object],
     device: str,
     ranks: Ranks,
-) -> Run:
+) -> SingleTask:
+    """`between` is called between the parts of an evaluation, and may raise to stop."""
     place = torch.device(device)
     data = ranks.each(lambda: run_data(training, data_root))
     task = task_of(training.task, float(training.settings.get("noise_variance", 1.0)))
@@ -258,37 +334,9 @@ def prepare(
     rate = learning_rate(training, learner.optimizer, len(batches))
     temper = tempering(training, learner.optimizer, len(batches))
     state = RunState(model, learner, temper, batches, place, ranks)
-    saver = Saver(Checkpoints(folder.checkpoints, checkpointing.keep), state, checkpointing)
-    evaluator = Evaluator(task, data.normalise, training.samples, seed, place, lambda: run.due(), ranks)
-    run = Run(training, seed, folder, data, state, rate, evaluator, saver, stop, watcher, ranks)
+    evaluator = Evaluator(task, data.normalise, training.samples, seed, place, between, ranks)
     ranks.part_streams(place, seed)  # the model is built, and the same on all
-    return run
-
-
-def begin(run: Run, resume: str | bool, name: RunName) -> None:
-    """Fresh, or where the last checkpoint was. The first save shows at once whether the folder can be written."""
-    folder, checkpoints = run.folder, run.saver.checkpoints
-    found, drift = run.ranks.once(
-        lambda: last_checkpoint(folder, checkpoints, run.training, run.seed, resume)
-    )
-    changes: list[Any] = []
-    if found is not None:
-        run.state.load_state_dict(run.ranks.each(lambda: load_checkpoint(checkpoints.folder / found)))
-        run.rate.set(run.state.learner.optimizer, max(run.state.step - 1, 0))  # as the last step left it
-        changes = run.ranks.each(folder.read_config)["changes"]
-        drift = drift + run.ranks.each(folder.other_commit)
-        changes += [{"step": run.state.step, "changes": drift}] if drift else []
-
-    def write() -> None:
-        if found is None or changes:
-            folder.write_config(run.training, run.seed, name, changes)
-        write_log(folder.log, run.state.log)
-
-    run.ranks.once(write)
-    run.saver.save()
-    run.ranks.each(
-        folder.read_config
-    )  # or some ranks do not see the folder, and would find out at the very end
+    return SingleTask(training, seed, folder, name, data, state, rate, evaluator)
 
 
 def settings_with_augmentation(training: Training, data: Augmented) -> dict[str, Any]:
@@ -296,7 +344,3 @@ def settings_with_augmentation(training: Training, data: Augmented) -> dict[str,
     takes_it = "augmentation" in method_of(training.method).options
     rho = {"augmentation": data.augmentation.rho} if data.augmentation is not None and takes_it else {}
     return {**rho, **training.settings}
-
-
-def title(run: Run) -> str:
-    return f"{method_of(run.training.method).title}, seed {run.seed}"

@@ -1,15 +1,22 @@
 """How all figures look: one colour a method, safe for colour-blind readers, and a second sign beside every colour."""
 
-from collections.abc import Sequence
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import matplotlib
+import numpy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from numpy.typing import NDArray
 
-from credo.experiments.labels import label
+from credo.experiments.names import label
+from credo.experiments.recipes import RECIPES
+from credo.experiments.results import Result
+from credo.posterior.files import write_atomically
 
 # Okabe and Ito's palette; wine and indigo are Tol's
 COLOURS: Final = {
@@ -33,13 +40,13 @@ SCALE: Final = "viridis"  # for rows that differ in a number and not in the meth
 
 
 @dataclass(frozen=True)
-class Look:
+class SeriesStyle:
     label: str
     colour: str
     marker: str
 
 
-def looks(rows: Sequence[str]) -> dict[str, Look]:
+def looks(rows: Sequence[str]) -> dict[str, SeriesStyle]:
     """A look for every row: its method's colour where it is named after one, else a step of an ordered scale."""
     others = [row for row in rows if row not in COLOURS]
     steps = matplotlib.colormaps[SCALE]
@@ -48,7 +55,7 @@ def looks(rows: Sequence[str]) -> dict[str, Look]:
         for k, row in enumerate(others)
     }
     return {
-        row: Look(label(row), COLOURS.get(row) or ordered[row], MARKERS[k % len(MARKERS)])
+        row: SeriesStyle(label(row), COLOURS.get(row) or ordered[row], MARKERS[k % len(MARKERS)])
         for k, row in enumerate(rows)
     }
 
@@ -90,3 +97,58 @@ def legend_below(figure: Figure, axes: Axes, columns: int = 6) -> None:
         fontsize=8,
         frameon=False,
     )
+
+
+# Results of one recipe and size, by row, and what several seeds have in common
+
+Array = NDArray[numpy.float64]
+
+
+def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Seeds together, rows in the recipe's order; rows that it does not know come last, as they were given."""
+    recipe = RECIPES.get(results[0].recipe) if results else None
+    order = [row.name for row in recipe.rows] if recipe else []
+    found: dict[str, list[Result]] = {name: [] for name in order}
+    for result in results:
+        found.setdefault(result.row, []).append(result)
+    return {row: group for row, group in found.items() if group}
+
+
+def column(log: Sequence[Mapping[str, Any]], name: str) -> Array:
+    """One number an epoch; NaN where it is missing or not a number."""
+    values = [row.get(name) for row in log]
+    return numpy.array([numpy.nan if value is None else float(value) for value in values])
+
+
+def over_seeds(results: Sequence[Result], name: str) -> Array:
+    """(seeds, epochs), as many epochs as all seeds have."""
+    columns = [column(result.log, name) for result in results]
+    epochs = min(len(values) for values in columns)
+    return numpy.stack([values[:epochs] for values in columns])
+
+
+# Figures as bytes and files; the same figure gives the same bytes
+
+NO_DATE: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}, "png": {}}
+
+
+def rendered(figure: Figure, kind: str) -> bytes:
+    """`kind` is "png", "svg" or "pdf"."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "credo"}):  # else the names inside an SVG are drawn at random
+        figure.savefig(buffer, format=kind, metadata=NO_DATE[kind])
+    figure.set_layout_engine("none")  # it has found its places, and finding them is most of the work
+    return buffer.getvalue()
+
+
+def svg(figure: Figure) -> bytes:
+    return rendered(figure, "svg")
+
+
+def save(figure: Figure, stem: Path | str, kinds: tuple[str, ...] = ("png", "svg")) -> list[Path]:
+    """stem.png and stem.svg; their paths. "pdf" is the third kind."""
+    paths = [Path(f"{stem}.{kind}") for kind in kinds]
+    for path, kind in zip(paths, kinds, strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, rendered(figure, kind))
+    return paths

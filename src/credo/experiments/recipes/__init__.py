@@ -1,4 +1,4 @@
-"""All recipes, by name: the tables and figures of the paper, one file each, and the demonstration.
+"""All recipes, by name: the tables and figures of the paper, the demonstration, comparisons, and streams of tasks.
 
 recipe("table1-lenet5").rows        # each with the paper's settings, a CPU size, and the published numbers
 """
@@ -8,20 +8,14 @@ from typing import Final
 from credo.experiments.names import known, plain_name
 from credo.experiments.recipe import Recipe
 from credo.experiments.recipes import (
-    all_methods,
-    baselines_fashion,
-    baselines_resnet20,
+    baselines,
+    continual_mnist,
     digits,
-    figure3_momentum_batchnorm,
-    figure5_unfamiliar,
-    figure8_prior_variance,
-    figure11_samples,
-    figure12_dropout_rate,
+    paper_figures,
     table1_alexnet,
     table1_imagenet,
     table1_lenet5,
     table1_resnet18,
-    uci,
 )
 
 FILES: Final = (
@@ -30,15 +24,9 @@ FILES: Final = (
     table1_alexnet,
     table1_resnet18,
     table1_imagenet,
-    baselines_fashion,
-    baselines_resnet20,
-    uci,
-    figure3_momentum_batchnorm,
-    figure5_unfamiliar,
-    figure8_prior_variance,
-    figure11_samples,
-    figure12_dropout_rate,
-    all_methods,
+    baselines,
+    paper_figures,
+    continual_mnist,
 )
 
 RECIPES: Final[dict[str, Recipe]] = {recipe.name: recipe for file in FILES for recipe in file.RECIPES}

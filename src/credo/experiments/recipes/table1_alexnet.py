@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from credo.experiments.recipe import Published, Recipe, Row, Setting, Training
-from credo.experiments.recipes.numbers import numbers
+from credo.experiments.recipes.published import numbers
 
 INITIAL: Final[dict[str, Setting]] = {"xavier": True}
 DROPOUT: Final[dict[str, Setting]] = {"dropout": 0.1}

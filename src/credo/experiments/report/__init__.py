@@ -6,13 +6,23 @@ report.terminal(console, tables)             # rich
 text = report.markdown(tables)
 page = report.html(tables, report.pictures(results))
 written = report.write(out, results)         # report.md, report.html and figures/*.png, *.svg; their paths
+text = report.write_table(folder, results)   # of one recipe and size: table.md and its figures
 """
 
-from credo.experiments.report.aggregate import Cell
-from credo.experiments.report.markdown import markdown
-from credo.experiments.report.page import Picture, html
-from credo.experiments.report.tables import Line, Table, tables
-from credo.experiments.report.terminal import terminal
-from credo.experiments.report.write import pictures, write
+from credo.experiments.report.page import Picture, html, pictures, write, write_table
+from credo.experiments.report.render import markdown, terminal
+from credo.experiments.report.tables import Cell, Line, Table, tables
 
-__all__ = ["Cell", "Line", "Table", "Picture", "tables", "terminal", "markdown", "html", "pictures", "write"]
+__all__ = [
+    "Cell",
+    "Line",
+    "Table",
+    "Picture",
+    "tables",
+    "terminal",
+    "markdown",
+    "html",
+    "pictures",
+    "write",
+    "write_table",
+]

@@ -4,12 +4,16 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
-from credo.experiments.report.aggregate import Cell
-from credo.experiments.report.measures import Measure
-from credo.experiments.report.tables import PUBLISHED, Line, Table
-from credo.experiments.report.words import heading
-from credo.experiments.sheet import SHEET
+from credo.experiments import figures
+from credo.experiments.names import plain_name
+from credo.experiments.page_style import PAGE_STYLE
+from credo.experiments.recipes import RECIPES
+from credo.experiments.report.render import markdown
+from credo.experiments.report.tables import PUBLISHED, Cell, Line, Measure, Table, heading, tables
+from credo.experiments.results import Result
+from credo.posterior.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ def html(tables: Sequence[Table], pictures: Sequence[Picture] = (), title: str =
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{SHEET}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>{PAGE_STYLE}</style>\n</head>\n<body>\n<main>\n"
         f"<h1>{escape(title)}</h1>\n"
         f"{LEGEND}\n<nav><ul>{contents}</ul></nav>\n{''.join(parts)}</main>\n</body>\n</html>\n"
     )
@@ -93,3 +97,67 @@ def figure(picture: Picture) -> str:
         f'<figure><img alt="{escape(picture.title, quote=True)}" src="data:image/svg+xml;base64,{data}">'
         f"<figcaption><strong>{escape(picture.title)}.</strong> {escape(picture.caption)}</figcaption></figure>\n"
     )
+
+
+# The report as files: report.md, report.html, and every figure as PNG and SVG
+
+# For a recipe that names none, or is not ours
+USUAL = ("training_curves", "calibration_curves", "entropy_histograms")
+
+USUAL_OF_STREAMS = ("average_accuracy",)
+
+
+def write(out: Path | str, results: Sequence[Result], *, data_root: Path | str | None = None) -> list[Path]:
+    """Writes report.md, report.html and figures/ into `out`; returns the paths, the page first.
+
+    `data_root` is where the data lie, for the figures that show inputs; without the data these are left out.
+    """
+    folder = Path(out)
+    drawn = list(draw_all(results, data_root))
+    all_tables = tables(results)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    pages = [folder / "report.html", folder / "report.md"]
+    pictures = [picture for picture, _ in drawn]
+    write_atomically(pages[0], html(all_tables, pictures).encode())
+    write_atomically(pages[1], markdown(all_tables).encode())
+    for picture, figure in drawn:
+        stem = folder / "figures" / picture.name
+        pages += figures.save(figure, stem, kinds=("png",))
+        write_atomically(stem.with_name(f"{picture.name}.svg"), picture.svg)
+        pages.append(stem.with_name(f"{picture.name}.svg"))
+    return pages
+
+
+def write_table(folder: Path, results: Sequence[Result]) -> str:
+    """Of one recipe and size: table.md, and each figure as PNG and SVG; returns the table."""
+    text = markdown(tables(results))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "table.md", text.encode())
+    for kind in RECIPES[results[0].recipe].figures if results[0].recipe in RECIPES else USUAL_OF_STREAMS:
+        figure = figures.draw(kind, results)
+        if figure is not None:
+            figures.save(figure, folder / kind.replace("_", "-"))
+    return text
+
+
+def pictures(results: Sequence[Result], *, data_root: Path | str | None = None) -> list[Picture]:
+    """The figures that the results' recipes ask for, those that the results have what it takes to draw."""
+    return [picture for picture, _ in draw_all(results, data_root)]
+
+
+def draw_all(results: Sequence[Result], data_root: Path | str | None) -> list[tuple[Picture, figures.Figure]]:
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.recipe, result.size), []).append(result)
+    found = []
+    for (name, size), group in groups.items():
+        # It names files
+        stem = plain_name("recipe and size in config.json:", f"{name or 'run'}-{size or 'own'}")
+        wanted = RECIPES[name].figures if name in RECIPES else ()
+        for kind in wanted or (USUAL_OF_STREAMS if group[0].is_stream else USUAL):
+            figure = figures.draw(kind, group, data_root=data_root)
+            if figure is not None:
+                title, caption = figures.CAPTIONS[kind]
+                svg = figures.svg(figure)
+                found.append((Picture(name, size, f"{stem}-{kind}", title, caption, svg), figure))
+    return found

@@ -1,15 +1,130 @@
 """Results → tables: for every recipe and size, our rows with the paper's beneath them."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, Literal
 
-from credo.experiments.labels import label, set_label
 from credo.experiments.methods import METHODS
+from credo.experiments.names import label, set_label
 from credo.experiments.recipe import Recipe, Row, Training
 from credo.experiments.recipes import RECIPES
-from credo.experiments.report.aggregate import Cell, aggregate, with_gaps
-from credo.experiments.report.measures import GAPS, Measure, measures_of
 from credo.experiments.results import Result
+from credo.experiments.run_folder import described as described_training
+
+# How each metric is headed, written and compared: the one list that terminal, Markdown and HTML share
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column. Percentages are stored as fractions, as everywhere in credo, and written in per cent."""
+
+    key: str
+    heading: str
+    better: Literal["higher", "lower", "neither"] = "neither"
+    digits: int = 3  # 0 for counts, which have no spread
+    percent: bool = False
+    essential: bool = True  # shown in a terminal; the others only where there is room
+
+    def text(self, mean: float, sd: float | None = None) -> str:
+        """'67.32 ± 1.31', '0.938', or a dash for a number that is not defined."""
+        if not math.isfinite(mean):
+            return "–" if math.isnan(mean) else str(mean)
+        factor = 100 if self.percent else 1
+        spread = "" if sd is None or not self.digits else f" ± {factor * sd:.{self.digits}f}"
+        return f"{factor * mean:.{self.digits}f}{spread}"
+
+
+MEASURES: Final = (
+    Measure("train_accuracy", "train accuracy %", digits=2, percent=True),
+    Measure("accuracy", "accuracy %", "higher", digits=2, percent=True),
+    Measure("accuracy_gap", "train − test accuracy", digits=2, percent=True),
+    Measure("train_nll", "train NLL", essential=False),
+    Measure("nll", "NLL", "lower"),
+    Measure("nll_gap", "test − train NLL"),
+    Measure("rmse", "RMSE", "lower"),
+    Measure("brier", "Brier", "lower", essential=False),
+    Measure("ece", "ECE", "lower"),
+    Measure("auroc", "AUROC", "higher"),
+    # Of streams of tasks; none is marked as best, since one row is an upper bound
+    Measure("average_accuracy", "average accuracy %", digits=1, percent=True),
+    Measure("forgetting", "forgetting", digits=1, percent=True),
+    Measure("backward_transfer", "backward transfer", digits=1, percent=True),
+    Measure("epochs_per_task", "epochs a task", digits=0),
+    Measure("epochs", "epochs", digits=0, essential=False),
+    Measure("seconds_per_epoch", "s/epoch", digits=2),
+    Measure("minutes", "minutes a run", digits=1),
+)
+OOD: Final = {
+    "ood_auroc": Measure("ood_auroc", "OOD AUROC", "higher"),
+    "ood_fpr95": Measure("ood_fpr95", "OOD FPR95", "lower"),
+}
+COSTS: Final = ("epochs_per_task", "epochs", "seconds_per_epoch", "minutes")
+GAPS: Final = ("accuracy_gap", "nll_gap")
+
+
+def measures_of(keys: Iterable[str]) -> tuple[Measure, ...]:
+    """The columns for these metrics in our order, scores on unfamiliar data before epochs and seconds; no others.
+
+    A key such as `ood_auroc.svhn` belongs to the measure before the dot.
+    """
+    present = set(keys)
+    known = [measure for measure in MEASURES if measure.key in present]
+    scores = [measure for measure in known if measure.key not in COSTS]
+    return (*scores, *unfamiliar(present), *(measure for measure in known if measure not in scores))
+
+
+def unfamiliar(keys: Iterable[str]) -> list[Measure]:
+    """One column for each data set and score, the scores of a set beside each other."""
+    split = [(key.partition(".")[2], key) for key in keys if key.partition(".")[0] in OOD]
+    several = len({name for name, _ in split}) > 1
+    found = []
+    for name, key in sorted(split):
+        base = OOD[key.partition(".")[0]]
+        heading = f"{base.heading} {set_label(name)}" if several else base.heading
+        found.append(Measure(key, heading, base.better))
+    return found
+
+
+# Several seeds as one number: mean and standard deviation
+
+
+@dataclass(frozen=True)
+class Cell:
+    """mean ± sd over seeds; sd = √(Σ(x − mean)²/(n − 1)) is None for a single seed, which has none."""
+
+    mean: float
+    sd: float | None = None
+    best: bool = False
+
+
+def aggregate(runs: Sequence[Mapping[str, float]]) -> dict[str, Cell]:
+    """Cell by metric, for the metrics that all runs have."""
+    shared = [key for key in runs[0] if all(key in run for run in runs)]
+    return {key: cell([run[key] for run in runs]) for key in shared}
+
+
+def cell(values: Sequence[float]) -> Cell:
+    """A seed in which the metric is undefined leaves the mean undefined: leaving it out would flatter."""
+    mean = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
+    if len(values) == 1:
+        return Cell(mean)
+    return Cell(mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)))
+
+
+def with_derived(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics, how far train and test are apart, and minutes for the seconds of a stream of tasks."""
+    found = dict(metrics)
+    if "seconds" in found:
+        found["minutes"] = found["seconds"] / 60
+    if "train_accuracy" in found and "accuracy" in found:
+        found["accuracy_gap"] = found["train_accuracy"] - found["accuracy"]
+    if "train_nll" in found and "nll" in found:
+        found["nll_gap"] = found["nll"] - found["train_nll"]
+    return found
+
+
+# The tables
 
 OURS, PUBLISHED = "credo", "paper"
 CPU_REMARK = "CPU size: a smaller run than the paper's. Its numbers stand beside ours for orientation, not as a target."
@@ -68,7 +183,7 @@ def table(name: str, size: str, results: Sequence[Result]) -> Table:
         marked(lines, measures),
         (*size_note, *((known.note,) if known.note else ())),
         tuple((label(row), described(found[0].training)) for row, found in by_row.items()),
-        problem(results[0].training),
+        problem(results[0], known),
     )
 
 
@@ -85,12 +200,12 @@ def all_rows(recipe: Recipe, found: Mapping[str, Sequence[Result]]) -> list[Row]
 
 def lines_of(row: Row, size: str, results: Sequence[Result]) -> list[Line]:
     """Ours, then the paper's; nothing for a row that this size does not have."""
-    training = row.cpu if size == "cpu" else row.paper
+    training = row.training(size)
     if not results and training is None:
         return []
     name = label(row.name)
     if results:
-        cells = aggregate([with_gaps(result.metrics) for result in results])
+        cells = aggregate([with_derived(result.metrics) for result in results])
         ours = Line(row.name, name, OURS, cells, seeds(results))
     else:
         ours = Line(row.name, name, OURS, {}, not_run(training))
@@ -112,15 +227,21 @@ def described(training: Mapping[str, object]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in told.items())
 
 
-def problem(training: Mapping[str, object]) -> str:
-    """'LeNet-5 on CIFAR-10, 10,000 training examples'."""
-    size = training.get("train_size")
+def problem(result: Result, recipe: Recipe) -> str:
+    """'LeNet-5 on CIFAR-10, 10,000 training examples', or 'MLP on MNIST, 5 tasks'."""
+    training = result.training
+    if result.is_stream:  # what is stored of it leaves the model and the data to the recipe
+        rows = [row.training(result.size) for row in recipe.rows if row.name == result.row]
+        training = {**(described_training(rows[0]) if rows and rows[0] else {}), **training}
+    size, tasks = training.get("train_size"), training.get("tasks")
     examples = f", {size:,} training examples" if isinstance(size, int) else ""
-    return f"{set_label(str(training['model']))} on {set_label(str(training['data']))}{examples}"
+    count = f", {tasks} tasks" if isinstance(tasks, int) else ""
+    model, data = (set_label(str(training.get(name, "own"))) for name in ("model", "data"))
+    return f"{model} on {data}{examples}{count}"
 
 
 def not_run(training: Training | None) -> str:
-    if training is not None and training.method not in METHODS:
+    if training is not None and training.tasks is None and training.method not in METHODS:
         return "no such method yet"
     return "not run"
 
@@ -145,3 +266,13 @@ def with_best(line: Line, measure: Measure, best: str | None) -> Line:
     if cell is None or line.who != OURS or best is None or measure.text(cell.mean) != best:
         return line
     return replace(line, cells={**line.cells, measure.key: replace(cell, best=True)})
+
+
+SIZES = {"cpu": "CPU size", "paper": "the paper's size"}
+
+
+def heading(table: Table) -> str:
+    """'VOGN and the prior variance (Figure 8: …), CPU size: LeNet-5 on CIFAR-10, 10,000 training examples'."""
+    source = f" ({table.source})" if table.source else ""
+    size = SIZES.get(table.size, table.size)
+    return f"{table.title}{source}{f', {size}' if size else ''}: {table.problem}"

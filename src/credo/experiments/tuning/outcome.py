@@ -1,8 +1,11 @@
-"""What a search has found: its trials, the best of them, and the lines to paste."""
+"""What a search has found: its trials, the best of them, the lines to paste, and the files that keep it."""
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,8 +14,11 @@ from torch.optim import Optimizer
 
 from credo.errors import InvalidValue
 from credo.experiments.methods import FACTORS, FOR_THE_TASK, method_of
+from credo.experiments.page_style import PAGE_STYLE
 from credo.experiments.recipe import Setting, Training
+from credo.experiments.run_folder import to_json
 from credo.experiments.tasks import task_of
+from credo.posterior.files import write_atomically
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -209,3 +215,143 @@ def in_memory(finished: "Sequence[FrozenTrial]") -> Any:
     study = optuna.create_study(direction="minimize")
     study.add_trials(finished)
     return study
+
+
+# The files of a search beside the study itself: a recipe for `credo run`, the best numbers, and the page
+
+RECIPE, BEST, PAGE = "recipe.toml", "best.json", "tuning.html"
+
+
+def write_files(tuned: Tuned, title: str, row: str | None = None) -> list[Path]:
+    """`row`: of the recipe that is written; a model or data of the user's own cannot stand in one."""
+    written = {BEST: best(tuned), PAGE: page(tuned, title)}
+    if row is not None and isinstance(tuned.base.model, str) and isinstance(tuned.base.data, str):
+        written[RECIPE] = recipe_text(tuned, title, row)
+    for name, text in written.items():
+        write_atomically(tuned.folder / name, text.encode())
+    return [tuned.folder / name for name in written]
+
+
+def best(tuned: Tuned) -> str:
+    found = {
+        "method": tuned.base.method,
+        "settings": dict(tuned.best.settings),
+        "model_options": dict(tuned.best.model_options),
+        "constructor": tuned.constructor,
+        "validation": {"best": dict(tuned.best.scores), "defaults": dict(tuned.defaults.scores)},
+        "trials": len(tuned.trials),
+    }
+    return to_json(found, indent=1) + "\n"
+
+
+def recipe_text(tuned: Tuned, title: str, row: str) -> str:
+    """TOML, as `credo.experiments.recipe_file` reads it; everything stands in the row."""
+    note = (
+        f"Found by credo tune: the best of {len(tuned.trials)} trials by NLL on validation data, {tuned.best.nll:.4f}; "
+        f"the defaults had {tuned.defaults.nll:.4f}."
+    )
+    head = {"name": f"{title.replace(' ', '-')}-tuned", "title": f"{title}, tuned", "note": note}
+    body = {"name": row, **given(tuned.training)}
+    lines = [f"{key} = {toml(value)}" for key, value in head.items()]
+    return "\n".join([*lines, "", "[[rows]]", *[f"{key} = {toml(value)}" for key, value in body.items()], ""])
+
+
+def given(training: Training) -> dict[str, Any]:
+    """The fields that are not at their defaults."""
+    found = {}
+    for field in fields(training):
+        value = getattr(training, field.name)
+        usual = field.default if field.default_factory is MISSING else field.default_factory()
+        if value is not None and value != usual:
+            found[field.name] = value
+    return found
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(toml(part) for part in value)}]"
+    if isinstance(value, int | float):
+        return repr(value)
+    return "{ " + ", ".join(f"{key} = {toml(part)}" for key, part in value.items()) + " }"
+
+
+# All of a search as one HTML page: the trials, the lines to paste and optuna's plots, with nothing to be fetched
+
+PLOTS: Final = (  # optuna's name, our heading, and how many complete trials make it worth looking at
+    ("plot_optimization_history", "NLL of the trials, in their order", 1),
+    ("plot_intermediate_values", "NLL in the course of each trial", 1),
+    ("plot_param_importances", "How much each number matters", 4),
+    ("plot_slice", "NLL over each number", 2),
+    ("plot_parallel_coordinate", "All numbers of each trial", 2),
+)
+WARNING: Final = "A NLL that is the least of many is a little too good: judge the found numbers on test data."
+TABLE_STYLE: Final = (
+    "pre { white-space: pre-wrap; padding: 0.8em; background: #8881; } table { margin-bottom: 1.5em; } "
+    "td:nth-child(4), td:nth-child(5), th:nth-child(4), th:nth-child(5) { text-align: left; }"
+)
+
+
+def page(tuned: Tuned, title: str) -> str:
+    heading = f"Tuning {title}: {tuned.base.method}"
+    plots = "".join(plot_sections(tuned))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(heading)}</title>\n<style>{PAGE_STYLE}{TABLE_STYLE}</style>\n{script()}\n</head>\n<body>\n<main>\n"
+        f"<h1>{escape(heading)}</h1>\n<p>{escape(tuned.verdict)} {WARNING}</p>\n"
+        f"<pre><code>{escape(tuned.constructor)}</code></pre>\n{grid(tuned)}\n{plots}</main>\n</body>\n</html>\n"
+    )
+
+
+def grid(tuned: Tuned) -> str:
+    """Every trial, the best first."""
+    order = {"complete": 0, "dropped early": 1, "failed": 2}
+    ranked = sorted(tuned.trials, key=lambda t: (order[t.state], math.inf if math.isnan(t.nll) else t.nll))
+    lines = []
+    for t in ranked:
+        number, nll, accuracy, words = cells(t, tuned.base)
+        what = t.state if t.state != "failed" else f"failed: {t.reason}"
+        shown = (number, nll, accuracy, words, what, f"{t.epochs}", f"{t.seconds:.1f}")
+        lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in shown) + "</tr>")
+    head = ("trial", "NLL", "accuracy", "numbers", "end", "epochs", "seconds")
+    return f"<table><tr>{''.join(f'<th>{h}</th>' for h in head)}</tr>{''.join(lines)}</table>"
+
+
+def script() -> str:
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped,unused-ignore]
+
+    return f"<script>{get_plotlyjs()}</script>"
+
+
+def plot_sections(tuned: Tuned) -> Iterator[str]:
+    from optuna import visualization
+    from plotly.io import to_html  # type: ignore[import-untyped,unused-ignore]
+
+    for name, caption, fewest in PLOTS:
+        enough = len(tuned.complete) >= fewest
+        figure = drawn(getattr(visualization, name), tuned.study) if enough else None
+        if figure is not None:
+            figure.update_layout(title=None, margin={"t": 30})
+            figure.for_each_yaxis(named)
+            body = to_html(figure, include_plotlyjs=False, full_html=False, div_id=name.removeprefix("plot_"))
+            yield f"<h2>{escape(caption)}</h2>\n{body}\n"
+
+
+def named(axis: Any) -> None:
+    if axis.title.text in ("Objective Value", "Intermediate Value"):
+        axis.title.text = "validation NLL"
+
+
+def drawn(plot: Callable[[Any], Any], study: Any) -> Any:
+    """None where the trials are too much alike for this plot."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            figure = plot(study)
+        except (ValueError, RuntimeError, ImportError, ZeroDivisionError):
+            return None
+    return figure if len(figure.data) else None

@@ -11,22 +11,21 @@ own default), so the same ranges serve every model, and factor 1 everywhere is t
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from torch.optim import Optimizer
 
 from credo.errors import InvalidType, InvalidValue
+from credo.experiments.build import options_of
 from credo.experiments.methods import FACTORS, method_of
 from credo.experiments.names import known
-from credo.experiments.networks import options_of
 from credo.experiments.recipe import Setting, Training
 
 DIGITS: Final = 4  # what is tried has so many significant digits, and is what is printed at the end
 Kind: TypeAlias = Literal["factor", "shift", "value"]
-Search: TypeAlias = (
-    Iterable[str] | Mapping[str, tuple[float, float] | None]
-)  # names; ranges where they are given
+# Names; ranges where they are given
+Search: TypeAlias = Iterable[str] | Mapping[str, tuple[float, float] | None]
 
 
 class Suggests(Protocol):
@@ -84,9 +83,7 @@ class Dimension:
     number: Number
     base: float
     key: str  # in settings, or in model_options
-    also: tuple[tuple[str, float], ...] = field(
-        default=()
-    )  # settings that are multiplied with it, and their bases
+    also: tuple[tuple[str, float], ...] = ()  # settings that are multiplied with it, and their bases
 
     @property
     def label(self) -> str:
@@ -200,9 +197,8 @@ def _within(d: Dimension, limits: tuple[float, float] | None) -> Dimension:
         raise InvalidType(f"search[{d.number.argument!r}] must be a pair (low, high), got {limits!r}.")
     low, high = limits
     lowest = -math.inf if d.number.kind == "shift" else 0.0
-    inside = (
-        d.number.kind == "value" or low <= d.neutral <= high
-    )  # the lowest value, whatever it is, stands for zero
+    # Of a value the lowest, whatever it is, stands for zero
+    inside = d.number.kind == "value" or low <= d.neutral <= high
     if not (lowest < low < high < math.inf and inside):
         raise InvalidValue(
             f"search[{d.number.argument!r}] is a range of the {d.label}: finite, low < high, low above {lowest:g}, the "

@@ -1,8 +1,8 @@
-"""The style of the HTML page, light and dark; figures stand on white in both."""
+"""The style of the HTML pages, light and dark; figures stand on white in both."""
 
 from typing import Final
 
-SHEET: Final = """
+PAGE_STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #5a6470; --rule: #d5dae0; --paper: #fff; --shade: #f5f7f9; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e4e8ec; --soft: #9aa5b1; --rule: #39424c; --paper: #14181c; --shade: #1d2329; }

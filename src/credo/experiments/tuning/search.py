@@ -1,4 +1,4 @@
-"""The two doors to a search: a row of a recipe, and a model and data of one's own."""
+"""Where a search is called: for a row of a recipe, and for a model and data of one's own."""
 
 import hashlib
 import inspect
@@ -11,21 +11,18 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from credo.errors import InvalidType
-from credo.experiments.checks import check_training
+from credo.errors import InvalidType, InvalidValue
 from credo.experiments.methods import METHODS, method_of
 from credo.experiments.names import plain_name
+from credo.experiments.overrides import check_training
 from credo.experiments.recipe import Recipe, Setting, Training
 from credo.experiments.run import trainings
 from credo.experiments.run_folder import described
 from credo.experiments.state import private_randomness
-from credo.experiments.tuning.display import display_for
-from credo.experiments.tuning.files import write_files
-from credo.experiments.tuning.outcome import CLASSES, Tuned, outcome
-from credo.experiments.tuning.sources import Own, source_of_own, source_of_row
+from credo.experiments.tuning.outcome import CLASSES, Tuned, outcome, write_files
 from credo.experiments.tuning.spaces import SPACES, Search, space_of
-from credo.experiments.tuning.study import Budget, counted, optuna_module, quiet, search
-from credo.experiments.tuning.trials import Problem
+from credo.experiments.tuning.study import Budget, counted, display_for, optuna_module, quiet, search
+from credo.experiments.tuning.trials import Own, Problem, source_of_own, source_of_row
 
 TRIALS: Final = 20
 VALIDATION: Final = 0.2
@@ -115,6 +112,10 @@ def tune_row(
     The search starts from the row's settings, or, `from_defaults`, from the method's own.
     validation_fraction: of the data set's training half; the test half is not looked at.
     """
+    if recipe.is_stream:
+        raise InvalidValue(
+            f"{recipe.name} is a stream of tasks, and a search is for recipes with a single one."
+        )
     training = trainings(recipe, size, [row], overrides or {})[row]
     if from_defaults:
         searched = {n.argument for n in SPACES.get(training.method, ())}
@@ -136,7 +137,7 @@ def _tuned(
     title: str,
     row: str | None,
 ) -> Tuned:
-    """What can be refused is refused before the folder is touched."""
+    """All errors in what was asked for come before the folder is touched."""
     optuna_module()
     training = problem.training
     with private_randomness(problem.seed, problem.device):

@@ -5,17 +5,17 @@ from typing import TypeAlias
 
 from credo.experiments.recipe import Published
 
-Number: TypeAlias = float | tuple[float, float]  # a mean, or a mean and its standard deviation
+Printed: TypeAlias = float | tuple[float, float]  # a mean, or a mean and its standard deviation
 
 
 def numbers(
     *,
-    train: Number,
-    train_nll: Number,
-    accuracy: Number,
-    nll: Number,
-    ece: Number | None,
-    auroc: Number | None,
+    train: Printed,
+    train_nll: Printed,
+    accuracy: Printed,
+    nll: Printed,
+    ece: Printed | None,
+    auroc: Printed | None,
     epochs: int,
     seconds: float,
 ) -> Published:
@@ -38,10 +38,10 @@ def gaps(*, accuracy: float, nll: float) -> Published:
     return MappingProxyType({"accuracy_gap": fraction(accuracy), "nll_gap": pair(nll)})
 
 
-def pair(number: Number) -> tuple[float, float | None]:
+def pair(number: Printed) -> tuple[float, float | None]:
     return number if isinstance(number, tuple) else (number, None)
 
 
-def fraction(percent: Number) -> tuple[float, float | None]:
+def fraction(percent: Printed) -> tuple[float, float | None]:
     mean, sd = pair(percent)
     return round(mean / 100, 8), None if sd is None else round(sd / 100, 8)  # 0.7198, not 0.7198000000000001

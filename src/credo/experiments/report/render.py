@@ -1,21 +1,56 @@
-"""Tables in the terminal, with rich."""
+"""Tables as text: Markdown, to be pasted into documents, and the terminal."""
 
-from collections.abc import Sequence
+import html
+import re
+from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from credo.experiments.report.aggregate import Cell
-from credo.experiments.report.measures import OOD, Measure
-from credo.experiments.report.tables import PUBLISHED, Line, Table
-from credo.experiments.report.words import heading
+from credo.experiments.report.tables import OOD, PUBLISHED, Cell, Line, Measure, Table, heading
 
-METHOD, NARROW = (
-    22,
-    8,
-)  # characters that the first two columns take at least, and a column with the sd below the mean
+SPECIAL = re.compile(r"([\\`*_{}\[\]#|~])")
+
+
+def markdown(tables: list[Table]) -> str:
+    """All tables, one after the other; the best of our means in bold."""
+    return "\n".join(section(table) for table in tables)
+
+
+def section(table: Table) -> str:
+    columns = ["method", "", *(measure.heading for measure in table.measures)]
+    rule = ["---", "---", *("---:" for _ in table.measures)]
+    grid = [line_of(escape(column) for column in columns), line_of(rule)]
+    grid += [line_of(cells(line, table.measures)) for line in table.lines]
+    notes = [f"{escape(note)}\n" for note in table.notes]
+    return "\n".join([f"### {escape(heading(table))}\n", *grid, "", *notes])
+
+
+def cells(line: Line, measures: tuple[Measure, ...]) -> list[str]:
+    first = [escape(line.label), escape(f"{line.who} {line.remark}".strip())]
+    return first + [text(line.cells.get(measure.key), measure) for measure in measures]
+
+
+def text(cell: Cell | None, measure: Measure) -> str:
+    written = "" if cell is None else measure.text(cell.mean, cell.sd)
+    return f"**{written}**" if cell is not None and cell.best else written
+
+
+def line_of(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def escape(text: str) -> str:
+    """Names stay text: no markup, no HTML, no line that ends the table."""
+    return SPECIAL.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
+
+
+# In the terminal, with rich
+
+# Characters that the first two columns take at least, and a column with the sd below the mean
+METHOD, NARROW = 22, 8
 NAMES, CELL = 30, 16  # characters that the first two columns take, and a column of mean ± sd
 
 
@@ -42,8 +77,8 @@ def in_parts(measures: Sequence[Measure]) -> list[list[Measure]]:
 
 def fitting(measures: Sequence[Measure], width: int) -> list[Sequence[Measure]]:
     """Columns that do not fit side by side, in tables of about as many each; rich would cut the last ones off."""
-    room = max(1, (width - METHOD) // NARROW)
-    parts = -(-len(measures) // room)
+    most = max(1, (width - METHOD) // NARROW)
+    parts = -(-len(measures) // most)
     size = -(-len(measures) // max(1, parts))
     return [measures[k : k + size] for k in range(0, len(measures), size)]
 
@@ -59,7 +94,7 @@ def grid(lines: Sequence[Line], measures: Sequence[Measure], width: int) -> Rich
     for line in lines:
         if line.who == PUBLISHED and not any(measure.key in line.cells for measure in measures):
             continue
-        cells = [text(line.cells.get(measure.key), measure, below) for measure in measures]
+        cells = [styled(line.cells.get(measure.key), measure, below) for measure in measures]
         style = "dim" if line.who == PUBLISHED else ""
         table.add_row(Text(name(line)), Text(f"{line.who} {line.remark}".strip()), *cells, style=style)
     return table
@@ -70,7 +105,7 @@ def name(line: Line) -> str:
     return "" if line.who == PUBLISHED else line.label
 
 
-def text(cell: Cell | None, measure: Measure, below: bool) -> Text:
+def styled(cell: Cell | None, measure: Measure, below: bool) -> Text:
     """The spread goes below the mean where there is no room beside it."""
     if cell is None:
         return Text("")

@@ -1,4 +1,4 @@
-"""Sensitivity: how the scores follow the one setting, or two, in which the rows of a recipe differ."""
+"""Scores as curves: over epochs and time, and over the settings in which the rows of a recipe differ."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -7,17 +7,104 @@ import matplotlib
 import numpy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from credo.experiments.figures.grouping import Array, by_row
 from credo.experiments.figures.style import (
     MARKERS,
     SCALE,
+    Array,
+    SeriesStyle,
+    by_row,
     dashed_for_training,
     legend_below,
+    looks,
     new_figure,
+    over_seeds,
     tidy,
 )
+from credo.experiments.recipes import RECIPES
 from credo.experiments.results import Result
+
+
+def training_curves(results: Sequence[Result]) -> Figure | None:
+    """Test solid, train dashed; with several seeds the mean, and a band from the smallest to the largest."""
+    groups = {row: [r for r in group if r.log] for row, group in by_row(results).items()}
+    groups = {row: group for row, group in groups.items() if group}
+    if not groups:
+        return None
+    figure = new_figure(9.6, 3.4)
+    accuracy, nll, time = figure.subplots(1, 3)
+    for row, look in looks(list(groups)).items():
+        draw_row(accuracy, nll, time, groups[row], look)
+    tidy(accuracy, title="Accuracy", x="epoch", y="accuracy %")
+    tidy(nll, title="Negative log-likelihood", x="epoch", y="nats")
+    tidy(time, title="Test accuracy by time", x="seconds of training", y="accuracy %")
+    for axes in (accuracy, nll):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    dashed_for_training(accuracy)
+    legend_below(figure, accuracy)
+    return figure
+
+
+def draw_row(accuracy: Axes, nll: Axes, time: Axes, group: Sequence[Result], look: SeriesStyle) -> None:
+    epochs = over_seeds(group, "epoch").mean(0)
+    tested, trained = 100 * over_seeds(group, "accuracy"), 100 * over_seeds(group, "train_accuracy")
+    seconds = numpy.cumsum(over_seeds(group, "seconds"), axis=1).mean(0)
+    draw_band(accuracy, epochs, tested, look)
+    accuracy.plot(epochs, trained.mean(0), color=look.colour, linewidth=1, linestyle="--", alpha=0.7)
+    draw_band(nll, epochs, over_seeds(group, "nll"), look)
+    nll.plot(
+        epochs,
+        over_seeds(group, "train_nll").mean(0),
+        color=look.colour,
+        linewidth=1,
+        linestyle="--",
+        alpha=0.7,
+    )
+    draw_band(time, seconds, tested, look)
+
+
+def draw_band(axes: Axes, x: Array, values: Array, look: SeriesStyle) -> None:
+    axes.plot(
+        x,
+        values.mean(0),
+        color=look.colour,
+        linewidth=1.6,
+        marker=look.marker,
+        markersize=4,
+        markevery=max(1, len(x) // 6),
+        label=look.label,
+    )
+    if len(values) > 1:
+        axes.fill_between(x, values.min(0), values.max(0), color=look.colour, alpha=0.15, linewidth=0)
+
+
+# Streams of tasks
+
+
+def average_accuracy(results: Sequence[Result]) -> Figure | None:
+    """Average accuracy against the number of tasks: the mean over seeds, with a band of one standard deviation."""
+    groups = {row: [r for r in group if r.is_stream] for row, group in by_row(results).items()}
+    groups = {row: group for row, group in groups.items() if group}
+    if not groups:
+        return None
+    figure = new_figure(5.2, 3.6)
+    axes = figure.subplots()
+    for row, look in looks(list(groups)).items():
+        curves = 100 * numpy.array([result.facts["average_accuracies"] for result in groups[row]])
+        tasks, mean = numpy.arange(1, curves.shape[1] + 1), curves.mean(0)
+        axes.plot(tasks, mean, color=look.colour, marker=look.marker, markersize=4, label=look.label)
+        if len(curves) > 1:
+            sd = curves.std(0, ddof=1)
+            axes.fill_between(tasks, mean - sd, mean + sd, color=look.colour, alpha=0.15, linewidth=0)
+        axes.set_xticks(tasks)
+    recipe = RECIPES.get(results[0].recipe)
+    tidy(axes, title=recipe.title if recipe else "", x="tasks learnt", y="average accuracy %")
+    axes.legend(fontsize=8, frameon=False, loc="lower left")
+    return figure
+
+
+# Sensitivity: how the scores follow the one setting, or two, in which the rows of a recipe differ
 
 SYMBOLS: Final = {
     "prior_precision": "prior precision δ",
