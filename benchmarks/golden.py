@@ -147,7 +147,7 @@ def _optimizer(method: str, form: Form, model: nn.Module) -> Any:
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Everything in nested dicts and lists, with its place."""
     if isinstance(value, Mapping):
-        for key in value:
+        for key in sorted(value, key=str):
             yield from leaves(value[key], f"{path}/{key}")
     elif isinstance(value, list | tuple):
         for k, own in enumerate(value):

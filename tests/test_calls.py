@@ -30,12 +30,12 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "VOGN": Budget(249, 39, 162),
-    "OGN": Budget(281, 38, 142),
-    "IVON": Budget(591, 34, 295),
-    "KFAC": Budget(867, 45, 487),
-    "NoisyKFAC": Budget(1007, 46, 558),
-    "BayesByBackprop": Budget(365, 33, 155),
+    "VOGN": Budget(273, 29, 159),
+    "OGN": Budget(239, 28, 137),
+    "IVON": Budget(444, 27, 242),
+    "KFAC": Budget(853, 33, 453),
+    "NoisyKFAC": Budget(979, 34, 521),
+    "BayesByBackprop": Budget(337, 27, 154),
 }
 
 
