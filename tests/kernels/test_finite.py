@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from credo.kernels import update
+from credo.optim.vogn import averaged_update
 
-SETTINGS = update.Settings(
+SETTINGS = update.VOGNNumbers(
     lr=0.05, beta1=0.9, beta2=0.2, damping=0.01, gradient_scale=0.5, squares_scale=0.125
 )
 
@@ -31,14 +32,14 @@ def test_an_update_that_is_not_finite_changes_nothing(both_kernels, dtype, bad, 
     tensors[7 - row][3, 4], tensors[row][3, 4] = other, bad
     before = [tensor.clone() for tensor in tensors]
     rows = [[tensor] for tensor in tensors]
-    assert not update.vogn_all_(*rows, 0.3, None, SETTINGS, check=True)
+    assert not update.vogn_(averaged_update, *rows, 0.3, None, SETTINGS, check=True)
     assert all(torch.equal(t, b) for t, b in zip(tensors[:3], before, strict=False))
 
 
 def test_an_update_of_large_finite_numbers_is_made(both_kernels):
     """Products of gradients and squares overflow here, and the numbers themselves do not."""
     rows = [[torch.full((5,), value)] for value in (1.0, 0.0, 1.0, 1e30, 1e30)]
-    assert update.vogn_all_(*rows, 0.3, None, SETTINGS, check=True)
+    assert update.vogn_(averaged_update, *rows, 0.3, None, SETTINGS, check=True)
     assert rows[1][0].min() > 1e28
 
 

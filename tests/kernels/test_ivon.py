@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from credo.kernels import forced, ivon
+from credo.kernels import forced, update
+from credo.optim.ivon import ivon_update
 from tests.kernels.modes import assert_close, every_mode, every_type
 
 SHAPES = [(), (1,), (63,), (4, 16), (0, 3), (7, 5, 3, 3), (301, 97)]
-SETTINGS = ivon.Settings(0.05, 0.9, 0.8, 1.7, float("inf"), 0.5, 0.125)
+SETTINGS = update.IVONNumbers(0.05, 0.9, 0.8, 1.7, float("inf"), 0.5, 0.125)
 
 
 def operands(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
@@ -18,7 +19,7 @@ def operands(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> list[
     return [signed[0], signed[1], positive[0], signed[2], signed[3], positive[1], signed[4]]
 
 
-def equations(mu, m, h, gradient, product, prior, prior_mean, s: ivon.Settings):
+def equations(mu, m, h, gradient, product, prior, prior_mean, s: update.IVONNumbers):
     hat = s.product_unit * product * (h + prior)
     m = s.beta1 * m + (1 - s.beta1) * s.gradient_unit * gradient
     new = s.beta2 * h + (1 - s.beta2) * hat + 0.5 * (1 - s.beta2) ** 2 * (h - hat) ** 2 / (h + prior)
@@ -44,8 +45,12 @@ def test_the_update_is_its_equations(mode, dtype, prior_tensor, with_mean, radiu
     ]
     columns = [[row[k] for row in rows] for k in range(7)]
     with forced(mode):
-        ivon.ivon_all_(
-            *columns[:5], columns[5] if prior_tensor else 0.3, columns[6] if with_mean else None, settings
+        update.ivon_(
+            ivon_update,
+            *columns[:5],
+            columns[5] if prior_tensor else 0.3,
+            columns[6] if with_mean else None,
+            settings,
         )
     for row, wanted in zip(rows, expected, strict=True):
         for found, truth in zip(row[:3], wanted, strict=True):
@@ -60,7 +65,7 @@ def test_the_way_back_takes_the_products(mode, dtype, add):
     truths = [(g * (w - mu)).double() + (old.double() if add else 0) for w, mu, old, g in rows]
     means = [row[1].clone() for row in rows]
     with forced(mode):
-        ivon.restore_all_(*([row[k] for row in rows] for k in range(4)), add)
+        update.restore_(*([row[k] for row in rows] for k in range(4)), add)
     for (weight, mean, product, _), truth, before in zip(rows, truths, means, strict=True):
         assert torch.equal(weight, before)
         assert torch.equal(mean, before)
@@ -72,17 +77,17 @@ def test_layouts_in_memory_do_not_mix_up_elements(both_kernels):
     expected = equations(*row, 0.3, 0.0, SETTINGS)
     for k in (0, 3):
         row[k] = row[k].to(memory_format=torch.channels_last)
-    ivon.ivon_all_(*([tensor] for tensor in row), 0.3, None, SETTINGS)
+    update.ivon_(ivon_update, *([tensor] for tensor in row), 0.3, None, SETTINGS)
     for found, wanted in zip(row[:3], expected, strict=True):
         torch.testing.assert_close(found, wanted)
 
 
 def test_empty_lists_and_half_precision(both_kernels):
-    ivon.ivon_all_([], [], [], [], [], 0.3, None, SETTINGS)
-    ivon.restore_all_([], [], [], [], False)
+    update.ivon_(ivon_update, [], [], [], [], [], 0.3, None, SETTINGS)
+    update.restore_([], [], [], [], False)
     row = operands((100,), torch.float32)[:5]
     row[0], row[3] = row[0].bfloat16(), row[3].bfloat16()
     expected = equations(*(tensor.float() for tensor in row), 0.3, 0.0, SETTINGS)
-    ivon.ivon_all_(*([tensor] for tensor in row), 0.3, None, SETTINGS)
+    update.ivon_(ivon_update, *([tensor] for tensor in row), 0.3, None, SETTINGS)
     for found, wanted in zip(row[:3], expected, strict=True):
         torch.testing.assert_close(found.float(), wanted, rtol=1e-2, atol=1e-2)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from credo.errors import InvalidValue
-from credo.kernels import forced, generators, lists, noise, philox
+from credo.kernels import forced, generators, noise, philox, tensors
 from credo.kernels.native import available, integers, symbol
 
 DTYPES = [torch.float32, torch.float64]
@@ -146,16 +146,16 @@ def test_a_draw_puts_the_means_by(both_kernels, dtype, shifted, strided):
     means = [mean.t().contiguous().t() if strided else mean for mean in means]
     shift = [torch.full_like(mean, 0.5) for mean in means] if shifted else 0.5
     ones, key = [torch.ones_like(mean) for mean in means], (SEED, STREAM, [4, 0, 1, 2, 3])
-    plain, kept = (
+    plain, backup = (
         [mean.clone() for mean in means],
-        lists.Kept([torch.full_like(mean, torch.nan) for mean in means]),
+        tensors.Backup([torch.full_like(mean, torch.nan) for mean in means]),
     )
     drawn = [mean.clone() for mean in means]
     noise.sample_all_(plain, ones, 0.1, shift, *key)
-    assert kept.done.value == 0
-    noise.sample_all_(drawn, ones, 0.1, shift, *key, None, kept)
-    assert kept.done.value == 1
-    assert all(torch.equal(one, other) for one, other in zip(kept.places, means, strict=True))
+    assert backup.done.value == 0
+    noise.sample_all_(drawn, ones, 0.1, shift, *key, None, backup)
+    assert backup.done.value == 1
+    assert all(torch.equal(one, other) for one, other in zip(backup.places, means, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(drawn, plain, strict=True))
 
 

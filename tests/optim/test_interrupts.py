@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import credo
 from credo.errors import CallOrderError
 from credo.kernels import noise, update
-from credo.optim.block import Block
+from credo.optim.blocks import Block
 from tests.optim.trained import X, Y, assert_unchanged, learned, trained
 
 
@@ -19,14 +19,14 @@ from tests.optim.trained import X, Y, assert_unchanged, learned, trained
 def test_an_interrupt_at_the_draw_itself_restores_the_mean(monkeypatch, after):
     """Python is interrupted right before the kernel that puts the mean by, or right after it."""
     model, optimizer = trained()
-    before, sample = learned(model, optimizer), noise.Sampler.__call__
+    before, sample = learned(model, optimizer), noise.sample_all_
 
-    def interrupted(*args):
+    def interrupted(*args, **options):
         if after:
-            sample(*args)
+            sample(*args, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(noise.Sampler, "__call__", interrupted)
+    monkeypatch.setattr(noise, "sample_all_", interrupted)
     with pytest.raises(KeyboardInterrupt):
         optimizer.step(lambda: F.cross_entropy(model(X), Y, reduction="none"))
     assert_unchanged(before, model, optimizer)
@@ -36,13 +36,14 @@ class InterruptAt:
     """Interrupts Python before one of the lines of a block's own functions that it comes to."""
 
     files = (
-        "optim/block.py",
         "optim/base.py",
-        "optim/squares.py",
+        "optim/blocks.py",
+        "optim/means.py",
+        "optim/vogn.py",
         "curvature/capture.py",
         "curvature/backward_calls.py",
     )
-    functions = ("__enter__", "__exit__", "_run_in_turn", "_give_up", "run")
+    functions = ("__enter__", "__exit__", "_run_share", "_draw", "_observe", "_give_up", "run")
 
     def __init__(self, line: int):
         self.left = line
@@ -100,7 +101,7 @@ def test_a_block_that_was_cut_off_does_not_disturb_a_later_one():
     cut_off = Block(optimizer, None)
     cut_off.__enter__()
     torch._C._pop_torch_function_stack()
-    optimizer._keeper.restore()  # as the end of a step does
+    optimizer._backup.restore()  # as the end of a step does
     optimizer._inside = None
     with optimizer.sampled():
         F.cross_entropy(model(X), Y).backward()
@@ -119,7 +120,7 @@ def sampled_rows(model):
 
 
 @pytest.mark.skipif(
-    not credo.kernels.status().enabled, reason="the twin is many calls, any of which may be the last"
+    not credo.kernels.status().enabled, reason="the reference is many calls, any of which may be the last"
 )
 def test_an_interrupt_right_after_the_update_leaves_all_of_it(monkeypatch):
     """Not the new curvature and momentum beside the old mean."""
@@ -127,7 +128,7 @@ def test_an_interrupt_right_after_the_update_leaves_all_of_it(monkeypatch):
     for interrupted in (False, True):
         model, optimizer = trained()
         if interrupted:
-            monkeypatch.setattr(update, "_increment_version", raise_interrupt)
+            monkeypatch.setattr(update, "increment_version", raise_interrupt)
             with pytest.raises(KeyboardInterrupt):
                 optimizer.step(lambda model=model: F.cross_entropy(model(X), Y, reduction="none"))
         else:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from credo.errors import InvalidValue
-from credo.optim.inverses import Inverses, eigen_scale, eigenbasis, pi_roots
+from credo.optim.kronecker import Inverses, eigen_scale, eigenbasis, pi_roots
 from credo.posterior.matrix_normal import Root
 
 

@@ -143,7 +143,7 @@ def test_a_change_between_steps_is_noticed(both_kernels, change):
         change(model, optimizer)
     for _ in range(3):
         step(*kept)
-        forgetful[1]._plans.clear()
+        forgetful[1]._lists.clear()
         step(*forgetful)
     pairs = list(zip(everything(kept[1]), everything(forgetful[1]), strict=True))
     assert pairs
@@ -162,7 +162,7 @@ def test_a_change_between_a_block_and_its_step_is_noticed(change):
         if change is not freeze_and_thaw:
             change(model, optimizer)
         if forgets:
-            optimizer._plans.clear()
+            optimizer._lists.clear()
         try:
             optimizer.step()
             outcomes.append(everything(optimizer))
@@ -174,10 +174,10 @@ def test_a_change_between_a_block_and_its_step_is_noticed(change):
 def test_the_plan_is_kept_while_nothing_changes():
     model, optimizer = stepped(2)
     step(model, optimizer)
-    known = dict(optimizer._plans)
+    known = dict(optimizer._lists)
     step(model, optimizer)
     assert known
-    assert optimizer._plans == known
+    assert optimizer._lists == known
 
 
 @pytest.mark.parametrize("norms", [False, True], ids=["one group", "two groups"])
@@ -262,7 +262,7 @@ def test_a_group_whose_places_have_moved_draws_at_the_new_ones(both_kernels):
             if k == 3:
                 model[0].weight.requires_grad_(False)
             if forgets:
-                optimizer._plans.clear()
+                optimizer._lists.clear()
             step(model, optimizer)
         results.append(everything(optimizer))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))

@@ -36,7 +36,7 @@ def test_a_view_of_a_state_in_another_order_is_noticed():
         own = optimizer.state[model.weight]
         own["curvature"] = own["curvature"].t()
         if forgets:
-            optimizer._plans.clear()
+            optimizer._lists.clear()
         optimizer.step(lambda model=model: F.cross_entropy(model(X[:, :3]), Y, reduction="none"))
         found.append(model.weight.detach())
     assert torch.equal(*found)
@@ -102,7 +102,7 @@ def test_a_buffer_that_was_replaced_is_known_in_the_next_step(forgetful):
         optimizer.step(closure)
     model.turn = 2 * torch.eye(3)
     if forgetful:
-        optimizer._plans.subjects = None
+        optimizer._watched = None
     optimizer.step(closure)
     # The gradient of example i is 2 in column i, and the mean of squares is over three examples.
     torch.testing.assert_close(optimizer.curvature()["weight"], torch.full((2, 3), 4 / 3))
@@ -110,13 +110,13 @@ def test_a_buffer_that_was_replaced_is_known_in_the_next_step(forgetful):
 
 def test_other_parameters_are_watched_from_the_next_step_on():
     model, optimizer = stepped(2)
-    first = optimizer._plans.subjects
+    first = optimizer._watched
     step(model, optimizer)
-    assert optimizer._plans.subjects is first
+    assert optimizer._watched is first
     model[0].bias.requires_grad_(False)
     step(model, optimizer)
-    assert id(model[0].bias) not in optimizer._plans.subjects.watched
-    assert id(model[0].weight) in optimizer._plans.subjects.watched
+    assert id(model[0].bias) not in optimizer._watched.watched
+    assert id(model[0].weight) in optimizer._watched.watched
 
 
 def grow_the_weight(weight: nn.Parameter, optimizer: credo.VOGN) -> None:

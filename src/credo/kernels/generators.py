@@ -22,7 +22,7 @@ from numpy import frombuffer
 from numpy.random import SFC64
 from torch import Tensor
 
-from credo.kernels.lists import Piece, blocks
+from credo.kernels.tensors import Piece, blocks
 
 BLOCK = 1 << 19  # elements: of fewer, starting threads for every operation would take a good part of the time
 AHEAD = 1 << 19  # elements that are drawn at once for a row of one block, under following streams

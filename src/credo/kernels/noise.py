@@ -17,16 +17,15 @@ from ctypes import byref, c_int64
 from itertools import chain
 from operator import add
 from struct import pack
-from typing import NamedTuple, cast, final
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, get_num_threads
 from torch.autograd.graph import increment_version
 
 from credo.errors import InvalidValue
-from credo.kernels import generators, lists, philox
-from credo.kernels.lists import Kept, Numbers, Row, Steady
-from credo.kernels.standing import Standing
+from credo.kernels import generators, philox, tensors
+from credo.kernels.tensors import Backup, Numbers, Row
 
 WINDOW = 2048  # tiles that the twin draws at once: its intermediate tensors stay in the cache
 LARGEST = 1 << 33  # elements: 2³² blocks of a stream have numbers for so many
@@ -60,14 +59,14 @@ def sample_(
 def normal_all_(outs: Row, seed: int, stream: int, indices: Sequence[int], starts: Sequence[int]) -> None:
     """`normal_` for many tensors in one call."""
     _check(outs, seed, stream, indices, starts)
-    rows = [out if lists.is_dense(out) else torch.empty_like(out) for out in outs]
-    if call := lists.call("normal", rows):
-        layout = call.sizes + lists.whole_numbers(*indices, *starts)
+    rows = [out if tensors.is_dense(out) else torch.empty_like(out) for out in outs]
+    if call := tensors.call("normal", rows):
+        layout = call.sizes + tensors.whole_numbers(*indices, *starts)
         call.kernel(call.addresses, layout, call.length, pack("2Q", seed, stream), _threads())
         increment_version(rows)
     else:
         for k, begin, end, noise in _draws(rows, seed, stream, indices, starts):
-            lists.flat(rows[k])[begin:end] = noise
+            tensors.flat(rows[k])[begin:end] = noise
     _hand_back(rows, outs)
 
 
@@ -80,57 +79,27 @@ def sample_all_(
     stream: int,
     indices: Sequence[int],
     means: Row | None = None,
-    kept: Kept | None = None,
+    backup: Backup | None = None,
     offsets: Row | None = None,
 ) -> None:
     """`sample_` for many tensors in one call; `shift` is one number for all, one for each, or a tensor for each.
 
-    `kept` gets the means; with `offsets` the samples are around mean + offset.
+    `backup` gets the means; with `offsets` the samples are around mean + offset.
     """
     _check(weights, seed, stream, indices, [0] * len(weights))
-    number, shifts = (shift, None) if lists.is_number(shift) else (0.0, shift)
+    number, shifts = (shift, None) if tensors.is_number(shift) else (0.0, shift)
     rows = (weights, means or weights, curvatures, cast("Row | None", shifts))
     numbers = _Numbers(scale, number, seed, stream, indices)
-    if not _sample_by_kernel(rows, kept, numbers, offsets):
+    if not _sample_by_kernel(rows, backup, numbers, offsets):
         with torch.no_grad():
-            _sample_otherwise(rows, kept, numbers, offsets)
-
-
-@final
-class Sampler:
-    """`sample_all_` for weights that stay where they are, and whose means go to `rooms` that do."""
-
-    def __init__(
-        self,
-        weights: Steady,
-        curvatures: Steady,
-        indices: Sequence[int],
-        rooms: Steady,
-        offsets: Steady | None = None,
-    ):
-        starts = [0] * len(weights)
-        _check(weights, 0, 0, indices, starts)
-        self.indices, self.rooms, self._rows, self._offsets = indices, rooms, (weights, curvatures), offsets
-        self._standing = Standing("sample", (weights, weights, curvatures, None, rooms, offsets))
-        self._layout = weights.sizes + lists.whole_numbers(*indices, *starts)
-
-    def __call__(self, scale: Numbers, shift: Numbers, seed: int, stream: int, kept: Kept) -> None:
-        """`kept` is about the rooms."""
-        if (call := self._standing.call()) is None:
-            sample_all_(*self._rows, scale, shift, seed, stream, self.indices, None, kept, self._offsets)
-            return
-        function, addresses, _, length = call
-        key, threads = pack("2Q", seed, stream), c_int64(get_num_threads())
-        numbers = pairs(scale, shift, len(self.indices))
-        function(addresses, self._layout, length, key, numbers, threads, byref(kept.done))
-        increment_version(self._rows[0])
+            _sample_otherwise(rows, backup, numbers, offsets)
 
 
 def pairs(scale: Numbers, shift: Numbers, count: int) -> bytes:
     """Scale and shift of each tensor, as the kernels want them."""
     if isinstance(scale, float | int) and isinstance(shift, float | int):
         return pack("2d", scale, shift) * count
-    both = zip(lists.each(scale, count), lists.each(shift, count), strict=True)
+    both = zip(tensors.each(scale, count), tensors.each(shift, count), strict=True)
     return pack(f"{2 * count}d", *chain.from_iterable(both))
 
 
@@ -145,32 +114,34 @@ class _Numbers(NamedTuple):
 
 
 def _sample_by_kernel(
-    rows: Sequence[Row | None], kept: Kept | None, by: _Numbers, offsets: Row | None
+    rows: Sequence[Row | None], backup: Backup | None, by: _Numbers, offsets: Row | None
 ) -> bool:
     """Rows of weights, means, curvatures and shifts; whether the kernel could."""
-    call = lists.call("sample", *rows, None if kept is None else kept.places, offsets)
+    call = tensors.call("sample", *rows, None if backup is None else backup.places, offsets)
     if call is None:
         return False
-    layout = call.sizes + lists.whole_numbers(*by.indices, *[0] * len(by.indices))  # each begins at its start
+    layout = call.sizes + tensors.whole_numbers(
+        *by.indices, *[0] * len(by.indices)
+    )  # each begins at its start
     key, numbers = pack("2Q", by.seed, by.stream), pairs(by.scale, by.shift, len(by.indices))
-    done = None if kept is None else byref(kept.done)
+    done = None if backup is None else byref(backup.done)
     call.kernel(call.addresses, layout, call.length, key, numbers, _threads(), done)
     increment_version(rows[0] or ())
     return True
 
 
 def _sample_otherwise(
-    rows: Sequence[Row | None], kept: Kept | None, by: _Numbers, offsets: Row | None
+    rows: Sequence[Row | None], backup: Backup | None, by: _Numbers, offsets: Row | None
 ) -> None:
     """Tensors that the kernel cannot take as they are: by copies that it can, or by the twin."""
     present = [row for row in rows if row is not None]
-    if kept is not None:
-        torch._foreach_copy_(list(kept.places), list(present[1]))
-        kept.done.value = 1
+    if backup is not None:
+        torch._foreach_copy_(list(backup.places), list(present[1]))
+        backup.done.value = 1
     if offsets is not None:
         moved = [mean + offset for mean, offset in zip(present[1], offsets, strict=True)]
         present = [present[0], moved, *present[2:]]
-    aligned = present if lists.aligned(*present) else _align(present)
+    aligned = present if tensors.aligned(*present) else _align(present)
     if not _sample_by_kernel([*aligned, *[None] * (4 - len(aligned))], None, by, None):
         _sample_twin(aligned, *by)
     _hand_back(aligned[0], present[0])
@@ -181,25 +152,25 @@ def _sample_twin(
 ) -> None:
     """With noise from `generators` on the CPU, from the counter elsewhere."""
     kinds = [(weight.is_cpu, _noise_type(weight)) for weight in rows[0]]
-    scales, shifts = lists.each(scale, len(kinds)), lists.each(shift, len(kinds))
+    scales, shifts = tensors.each(scale, len(kinds)), tensors.each(shift, len(kinds))
     for kind in dict.fromkeys(kinds):
         here = [k for k, other in enumerate(kinds) if other == kind]
         own = rows if len(here) == len(kinds) else [[row[k] for k in here] for row in rows]
         weights, means, *widths = own
         if means[0] is not weights[0]:
             torch._foreach_copy_(list(weights), list(means))
-        flats = [lists.flats(row) for row in (weights, *widths)]
+        flats = [tensors.flats(row) for row in (weights, *widths)]
         if kind[0]:
-            draws = generators.draw(lists.numels(weights), seed, stream, indices[here[0]], kind[1])
+            draws = generators.draw(tensors.numels(weights), seed, stream, indices[here[0]], kind[1])
         else:
             draws = _pieces(_draws(weights, seed, stream, [indices[k] for k in here], [0] * len(here)))
         for pieces, noises in draws:
             own_numbers = [(scales[here[piece.tensor]], shifts[here[piece.tensor]]) for piece in pieces]
-            _add_noise([lists.cut(row, pieces) for row in flats], noises, own_numbers)
+            _add_noise([tensors.cut(row, pieces) for row in flats], noises, own_numbers)
 
 
 def _pieces(draws: Iterator[Draw]) -> Iterator[generators.Block]:
-    return (([lists.Piece(k, begin, end)], (noise,)) for k, begin, end, noise in draws)
+    return (([tensors.Piece(k, begin, end)], (noise,)) for k, begin, end, noise in draws)
 
 
 def _add_noise(
@@ -255,8 +226,10 @@ def _windows(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, 
 
 def _align(rows: Sequence[Row]) -> list[Row]:
     """Copies where needed: the weights dense, and the elements of the others in the order of their weight's."""
-    dense = [weight if lists.is_dense(weight) else weight.contiguous() for weight in rows[0]]
-    others = [[lists.reordered(t, weight) for t, weight in zip(row, dense, strict=True)] for row in rows[1:]]
+    dense = [weight if tensors.is_dense(weight) else weight.contiguous() for weight in rows[0]]
+    others = [
+        [tensors.reordered(t, weight) for t, weight in zip(row, dense, strict=True)] for row in rows[1:]
+    ]
     return [dense, *others]
 
 
@@ -273,7 +246,7 @@ def _threads() -> c_int64:
 def _check(outs: Row, seed: int, stream: int, indices: Sequence[int], starts: Sequence[int]) -> None:
     if not (0 <= seed < 1 << 64 and 0 <= stream < 1 << 64):
         raise InvalidValue(f"seed={seed} and stream={stream} must lie in [0, 2⁶⁴).")
-    alike, ends = len(outs) == len(indices) == len(starts), map(add, starts, lists.numels(outs))
+    alike, ends = len(outs) == len(indices) == len(starts), map(add, starts, tensors.numels(outs))
     if (
         alike
         and min((0, *indices, *starts)) == 0

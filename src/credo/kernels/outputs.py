@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from credo.kernels import lists, noise
+from credo.kernels import noise, tensors
 from credo.kernels.native import integers
 
 TINY = 1e-30  # an output whose inputs are all zero has no variance, and √ no slope there
@@ -15,7 +15,7 @@ TINY = 1e-30  # an output whose inputs are all zero has no variance, and √ no 
 @torch.no_grad()
 def perturb_(mean: Tensor, variance: Tensor, seed: int, stream: int, index: int) -> None:
     """mean ← mean + √(variance + tiny)·ε and variance ← ε / 2√(variance + tiny), which is ∂z/∂variance."""
-    if call := lists.call("noisy", [mean], [variance]):
+    if call := tensors.call("noisy", [mean], [variance]):
         key, threads = integers(seed, stream, index), c_int64(torch.get_num_threads())
         call.kernel(call.addresses, c_int64(mean.numel()), key, c_double(TINY), threads)
         increment_version([mean, variance])

@@ -8,10 +8,10 @@ from typing import cast
 import torch
 from torch.autograd.graph import increment_version
 
-from credo.kernels import lists
-from credo.kernels.lists import Numbers, Row
+from credo.kernels import tensors
 from credo.kernels.native import integers
 from credo.kernels.noise import normal_, pairs, sample_all_
+from credo.kernels.tensors import Numbers, Row
 
 
 @torch.no_grad()
@@ -29,17 +29,17 @@ def sample_stacks_(
 
     As `noise.sample_all_` at following streams.
     """
-    number, shifts = (shift, None) if lists.is_number(shift) else (0.0, cast("Row", shift))
+    number, shifts = (shift, None) if tensors.is_number(shift) else (0.0, cast("Row", shift))
     rows = [stacks, means, curvatures, shifts]
     contiguous = all(tensor.is_contiguous() for row in rows for tensor in row or ())
-    call = lists.call("sample_stacks", *rows, stacked=True) if contiguous else None
+    call = tensors.call("sample_stacks", *rows, stacked=True) if contiguous else None
     samples = len(stacks[0]) if stacks else 0
     if call is None:
         for k in range(samples):
             own = [stack[k] for stack in stacks]
             sample_all_(own, curvatures, scale, shift, seed, stream + k, indices, means)
         return
-    layout = lists.whole_numbers(*[mean.numel() for mean in means], *indices)
+    layout = tensors.whole_numbers(*[mean.numel() for mean in means], *indices)
     key, numbers = integers(seed, stream), pairs(scale, number, len(means))
     threads = c_int64(torch.get_num_threads())
     call.kernel(call.addresses, layout, call.length, key, numbers, c_int64(samples), threads)
@@ -51,9 +51,9 @@ def sample_rows_(stacks: Row, means: Row, variances: Row, seeds: Sequence[int]) 
     """stacks[s] ← mean + ε·√variance, ε of all tensors, one after the other, one row of `noise.normal_` at seeds[s]."""
     sizes = [mean.numel() for mean in means]
     starts = [0, *accumulate(sizes)][:-1]
-    call = lists.call("sample_rows", stacks, means, variances, stacked=True)
+    call = tensors.call("sample_rows", stacks, means, variances, stacked=True)
     if call is not None and all(t.is_contiguous() for row in (stacks, means, variances) for t in row):
-        layout, threads = lists.whole_numbers(*sizes, *starts), c_int64(torch.get_num_threads())
+        layout, threads = tensors.whole_numbers(*sizes, *starts), c_int64(torch.get_num_threads())
         call.kernel(call.addresses, layout, call.length, integers(*seeds), c_int64(len(seeds)), threads)
         increment_version(stacks)
         return

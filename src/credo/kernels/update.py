@@ -1,26 +1,39 @@
-"""VOGN's update in one pass over the parameters, and the check that comes before it."""
+"""The updates of VOGN and IVON in one pass over the parameters, and the check that comes before them.
 
-from collections.abc import Iterator, Sequence
+A kernel computes what a function of plain tensors says, the `reference` that the algorithm hands to it. Where there is
+no kernel the reference itself runs, tensor by tensor and of long ones a stretch at a time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_int64
 from math import isfinite
 from struct import pack
-from typing import NamedTuple, cast, final
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from credo.kernels import lists
-from credo.kernels.lists import Kept, Numbers, Row, Steady
-from credo.kernels.standing import Standing
+from credo.kernels.tensors import (
+    Backup,
+    Numbers,
+    Row,
+    aligned,
+    call,
+    each,
+    flat,
+    is_number,
+    require_same_sizes,
+)
 
-# Elements that each thread of the twin updates at a time: three rows of them fit the L2 cache.
-TOGETHER = 1 << 17
-FEW = 1 << 18  # elements that are not worth cutting
+TOGETHER = 1 << 17  # elements that the reference takes at a time: three such rows fit the L2 cache
 ELSEWHERE = 1 << 22  # on an accelerator, which likes few large calls
 
+# New values of the tensors that are changed, in order, from all tensors and numbers; None for one that is not there.
+Reference: TypeAlias = Callable[..., tuple[Tensor | None, ...]]
 
-class Settings(NamedTuple):
+
+class VOGNNumbers(NamedTuple):
     """The numbers of one update; those that may be one for each tensor are `Numbers`."""
 
     lr: Numbers  # α
@@ -32,213 +45,133 @@ class Settings(NamedTuple):
     weight: float = 1.0  # w, of the new iterate in the mean, where that is an average
 
 
+class IVONNumbers(NamedTuple):
+    """The numbers of one update; those that may be one for each tensor are `Numbers`."""
+
+    lr: Numbers  # α
+    beta1: float  # b₁, the weight of the old momentum
+    beta2: float  # b₂, the weight of the old curvature
+    correction: float  # 1/(1 − b₁ᵗ)
+    radius: float  # of the clipped step; infinite without
+    gradient_unit: float  # ĝ = gradient_unit · gradient
+    product_unit: Numbers  # ĥ = product_unit · product · (h + δ̃)
+
+
+@torch.no_grad()
 def vogn_(
-    mean: Tensor,  # μ
-    momentum: Tensor,  # m
-    curvature: Tensor,  # s
-    gradient: Tensor,
-    squares: Tensor,
-    *,
-    prior: float | Tensor,  # δ̃
-    prior_mean: Tensor | None,  # μ₀, zero when None
-    lr: float,
-    beta1: float,
-    beta2: float,
-    damping: float,
-    gradient_scale: float,
-    squares_scale: float,
-) -> None:
-    """m ← β₁m + ĝ + δ̃(μ−μ₀),  s ← (1−β₂)s + β₂ĥ,  μ ← μ − α·m / (s+δ̃+γ)."""
-    settings = Settings(lr, beta1, beta2, damping, gradient_scale, squares_scale)
-    priors = [prior] if isinstance(prior, Tensor) else prior
-    rows = [mean], [momentum], [curvature], [gradient], [squares]
-    vogn_all_(*rows, priors, None if prior_mean is None else [prior_mean], settings)
-
-
-def vogn_all_(
-    means: Row,
-    momenta: Row,
-    curvatures: Row,
+    reference: Reference,
+    means: Row,  # μ
+    momenta: Row,  # m
+    curvatures: Row,  # s
     gradients: Row,
     squares: Row,
-    prior: Numbers | Row,
-    prior_means: Row | None,
-    settings: Settings,
-    origins: Kept | None = None,
-    check: bool = False,
-    offsets: Row | None = None,
+    prior: Numbers | Row,  # δ̃: one number for all, one for each, or a tensor for each
+    prior_means: Row | None,  # μ₀, zero when None
+    numbers: VOGNNumbers,
+    offsets: Row | None = None,  # z − μ: the update moves the iterates z, and μ ← μ + w(z − μ)
+    backup: Backup | None = None,  # where the means are before the update, and then no more; else in `means`
+    check: bool = False,  # nothing changes unless all gradients and squares are finite, which is what is returned
 ) -> bool:
-    """`vogn_` for many tensors in one call; `prior` is one number for all, one for each, or a tensor for each.
-
-    `origins`: where the means are before the update, unless they are in `means`; after it they are not there any more.
-    With `check` nothing changes unless all gradients and squares are finite, which is what is returned.
-    With `offsets` z − μ the update moves the iterates z, and μ ← μ + w(z − μ).
-    """
-    number, priors = (prior, None) if lists.is_number(prior) else (0.0, cast("Row", prior))
-    rows = [means, momenta, curvatures, gradients, squares]
-    places = None if origins is None else origins.places
-    if call := lists.call("vogn", *rows, priors, prior_means, places, offsets):
-        changed = [*means, *momenta, *curvatures, *(offsets or ())]
-        return _run(call, settings, number, check, origins, changed, len(means))
-    with torch.no_grad():
-        if check and not _pairs_finite_twin(gradients, squares):
+    """VOGN's update of many tensors, in place."""
+    number, priors = (prior, None) if is_number(prior) else (0.0, cast("Row", prior))
+    rows = (means, momenta, curvatures, gradients, squares)
+    places = None if backup is None else backup.places
+    if found := call("vogn", *rows, priors, prior_means, places, offsets):
+        packed = _packed(numbers, number, len(means))
+        # The kernel notes itself that the means are back: an interrupt may come before the caller can.
+        done = None if backup is None else byref(backup.done)
+        if not found.kernel(*found[1:], packed, _threads(), c_int64(check), done):
             return False
-        optional = [row for row in (places, offsets, priors, prior_means) if row is not None]
-        for tensors, (mu, m, s, gradient, square, *others) in _cut([*rows, *optional]):
-            if places is not None:
-                torch._foreach_copy_(mu, others.pop(0))
-            own_offsets = None if offsets is None else others.pop(0)
-            own_prior = _chosen(number, tensors) if priors is None else others[0]
-            own_means = None if prior_means is None else others[-1]
-            own = settings._replace(
-                lr=_chosen(settings.lr, tensors), damping=_chosen(settings.damping, tensors)
+        increment_version([*means, *momenta, *curvatures, *(offsets or ())])
+        return True
+    require_same_sizes(*[row for row in (*rows, places, offsets, priors, prior_means) if row is not None])
+    if check and not all_finite([*gradients, *squares]):
+        return False
+    if places is not None:
+        torch._foreach_copy_([mean.detach() for mean in means], list(places))
+    each_number = zip(*[each(own, len(means)) for own in (numbers.lr, numbers.damping, number)], strict=True)
+    for k, (lr, damping, shrinkage) in enumerate(each_number):
+        own = [means, momenta, curvatures, offsets, gradients, squares, priors, prior_means]
+        for mean, m, s, offset, gradient, square, shrunk, prior_mean in _stretches(own, k):
+            new = reference(
+                *(mean, m, s, _present(gradient) * numbers.gradient_scale),
+                _present(square) * numbers.squares_scale,
+                offset,
+                lr=lr,
+                beta1=numbers.beta1,
+                beta2=numbers.beta2,
+                prior=shrinkage if shrunk is None else shrunk,
+                prior_mean=prior_mean,
+                damping=damping,
+                weight=numbers.weight,
             )
-            _vogn_twin(mu, m, s, gradient, square, own_prior, own_means, own, own_offsets)
-    if origins is not None:
-        origins.done.value = 0
+            _take((mean, m, s, offset), new)
+    if backup is not None:
+        backup.done.value = 0
     return True
 
 
-@final
-class Updater:
-    """`vogn_all_` for means, momenta and curvatures that stay where they are."""
-
-    def __init__(
-        self,
-        means: Steady,
-        momenta: Steady,
-        curvatures: Steady,
-        rooms: Steady | None,
-        offsets: Steady | None = None,
-    ):
-        self._rows, self._offsets = (means, momenta, curvatures), offsets
-        self._changed = [*means, *momenta, *curvatures, *(offsets or ())]
-        self._standing = Standing("vogn", self._rows, (None, None, rooms, offsets))
-
-    def __call__(
-        self,
-        gradients: Row,
-        squares: Row,
-        prior: Numbers,
-        settings: Settings,
-        origins: Kept | None = None,
-        check: bool = False,
-    ) -> bool:
-        """`origins` is about the rooms."""
-        if call := self._standing.call(gradients, squares):
-            return _run(call, settings, prior, check, origins, self._changed, len(self._rows[0]))
-        return vogn_all_(
-            *self._rows, gradients, squares, prior, None, settings, origins, check, self._offsets
-        )
-
-
-def _run(
-    call: lists.Call,
-    settings: Settings,
-    prior: Numbers,
-    check: bool,
-    origins: Kept | None,
-    changed: list[Tensor],
-    count: int,
-) -> bool:
-    """The kernel notes itself that the means are at home: an interrupt may come before the caller can."""
-    function, addresses, sizes, length = call
-    numbers, threads = _packed(settings, prior, count), c_int64(torch.get_num_threads())
-    away = None if origins is None else byref(origins.done)
-    done = function(addresses, sizes, length, numbers, threads, c_int64(check), away)
-    if done:
-        increment_version(changed)
-    return bool(done)
-
-
-def _packed(settings: Settings, prior: Numbers, count: int) -> bytes:
-    """The numbers of each tensor, as the kernel wants them."""
-    lr, beta1, beta2, damping, gradient, squares, weight = settings
-    if isinstance(lr, float) and isinstance(damping, float) and isinstance(prior, float):
-        return pack("8d", lr, beta1, beta2, damping, gradient, squares, prior, weight) * count
-    each = zip(lists.each(lr, count), lists.each(damping, count), lists.each(prior, count), strict=True)
-    return b"".join([pack("8d", a, beta1, beta2, g, gradient, squares, p, weight) for a, g, p in each])
-
-
-def _chosen(numbers: Numbers, tensors: Sequence[int]) -> Numbers:
-    """Those of some tensors."""
-    return numbers if isinstance(numbers, float | int) else [numbers[k] for k in tensors]
-
-
-def _vogn_twin(
-    means: list[Tensor],
-    momenta: list[Tensor],
-    curvatures: list[Tensor],
-    gradients: list[Tensor],
-    squares: list[Tensor],
-    prior: Numbers | list[Tensor],
-    prior_means: list[Tensor] | None,
-    settings: Settings,
-    offsets: list[Tensor] | None,
+@torch.no_grad()
+def ivon_(
+    reference: Reference,
+    means: Row,  # μ
+    momenta: Row,  # m
+    curvatures: Row,  # h
+    gradients: Row,
+    products: Row,  # Σ gradient·(w − μ)
+    prior: Numbers | Row,  # δ̃: one number for all, one for each, or a tensor for each
+    prior_means: Row | None,  # μ₀, zero when None
+    numbers: IVONNumbers,
 ) -> None:
-    torch._foreach_mul_(momenta, settings.beta1)
-    torch._foreach_add_(momenta, gradients, alpha=settings.gradient_scale)
-    torch._foreach_mul_(curvatures, 1 - settings.beta2)
-    torch._foreach_add_(curvatures, squares, alpha=settings.beta2 * settings.squares_scale)
-    iterates = means if offsets is None else list(torch._foreach_add(means, offsets))
-    away = iterates if prior_means is None else torch._foreach_sub(iterates, prior_means)
-    count = len(means)
-    if not lists.is_number(prior):
-        tensors = cast("list[Tensor]", prior)
-        torch._foreach_addcmul_(momenta, tensors, away)
-        precisions = torch._foreach_add(curvatures, tensors)
-        torch._foreach_add_(precisions, list(lists.each(settings.damping, count)))
-    else:
-        priors = lists.each(prior, count)
-        torch._foreach_add_(momenta, torch._foreach_mul(away, list(priors)))
-        shifts = [p + g for p, g in zip(priors, lists.each(settings.damping, count), strict=True)]
-        precisions = torch._foreach_add(curvatures, shifts)
-    torch._foreach_addcdiv_(iterates, momenta, precisions, [-a for a in lists.each(settings.lr, count)])
-    if offsets is not None:
-        torch._foreach_copy_(offsets, torch._foreach_sub(iterates, means))
-        steps = torch._foreach_mul(offsets, settings.weight)
-        torch._foreach_sub_(offsets, steps)
-        torch._foreach_add_(means, steps)
+    """IVON's update of many tensors, in place."""
+    if not means:
+        return
+    number, priors = (prior, None) if is_number(prior) else (0.0, cast("Row", prior))
+    of_each = list(zip(*[each(own, len(means)) for own in (*numbers, number)], strict=True))
+    if found := call("ivon", means, momenta, curvatures, gradients, products, priors, prior_means):
+        found.kernel(*found[1:], b"".join([pack("8d", *own) for own in of_each]), _threads())
+        increment_version([*means, *momenta, *curvatures])
+        return
+    own_rows = (means, momenta, curvatures, gradients, products, priors, prior_means)
+    require_same_sizes(*[row for row in own_rows if row is not None])
+    for k, own in enumerate(of_each):
+        shrinkage, one = own[-1], IVONNumbers(*own[:-1])
+        for mean, m, h, gradient, product, shrunk, prior_mean in _stretches(own_rows, k):
+            new = reference(
+                *(mean, m, h, _present(gradient) * one.gradient_unit),
+                _present(product) * float(cast("float", one.product_unit)),
+                lr=one.lr,
+                beta1=one.beta1,
+                beta2=one.beta2,
+                correction=one.correction,
+                radius=one.radius,
+                prior=shrinkage if shrunk is None else shrunk,
+                prior_mean=prior_mean,
+            )
+            _take((mean, m, h), new)
 
 
-def _cut(rows: Sequence[Row]) -> Iterator[tuple[Sequence[int], list[list[Tensor]]]]:
-    """All rows, some elements at a time; whole tensors where there are few, or they lie in different orders.
-
-    With them, which tensors the pieces are of.
-    """
-    sizes = [tensor.numel() for tensor in rows[0]]
-    if sum(sizes) <= FEW:
-        yield range(len(sizes)), [list(row) for row in rows]
-    elif not lists.aligned(*rows):
-        for k, tensors in enumerate(zip(*rows, strict=True)):
-            yield (k,), [[tensor] for tensor in tensors]
-    else:
-        on_cpu = all(tensor.is_cpu for tensor in rows[0])
-        together = TOGETHER * torch.get_num_threads() if on_cpu else ELSEWHERE
-        flats = [lists.flats(row) for row in rows]
-        for pieces in lists.blocks(sizes, together, together):
-            yield [piece.tensor for piece in pieces], [lists.cut(row, pieces) for row in flats]
+@torch.no_grad()
+def restore_(weights: Row, means: Row, products: Row, gradients: Row, add: bool) -> None:
+    """product ← (product +) gradient·(weight − mean), then weight ← mean."""
+    if not weights:
+        return
+    rows = weights, means, products, gradients
+    if found := call("restore", *rows):
+        found.kernel(*found[1:], c_int64(add), _threads())
+        increment_version([*weights, *products])
+        return
+    for weight, mean, product, gradient in zip(*rows, strict=True):
+        own = gradient.to(product.dtype) * (weight.to(product.dtype) - mean)
+        product.add_(own) if add else product.copy_(own)
+        weight.copy_(mean)
 
 
+@torch.no_grad()
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether no element is infinite or NaN: one pass, no copy, at most one wait for the device."""
-    if call := lists.call("all_finite", tensors):
-        return bool(call.kernel(*call[1:], c_int64(torch.get_num_threads())))
-    with torch.no_grad():
-        return _all_finite_twin(tensors)
-
-
-def _pairs_finite_twin(ones: Row, others: Row) -> bool:
-    """`all_finite` for two rows: what is not finite makes the product with anything, zero too, infinite or NaN."""
-    same = all(one.is_cpu and one.dtype is other.dtype for one, other in zip(ones, others, strict=True))
-    if same and lists.aligned(ones) and lists.aligned(others):
-        products = map(torch.dot, lists.flats(ones), lists.flats(others))
-        if isfinite(sum([own.item() for own in products])):
-            return True
-    return _all_finite_twin([*ones, *others])
-
-
-def _all_finite_twin(tensors: Sequence[Tensor]) -> bool:
+    if found := call("all_finite", tensors):
+        return bool(found.kernel(*found[1:], _threads()))
     # A sum is finite only if all elements are. Large finite ones may overflow: then look at each.
     sums = [tensor.sum() for tensor in tensors]
     if all(own.is_cpu for own in sums):
@@ -246,3 +179,43 @@ def _all_finite_twin(tensors: Sequence[Tensor]) -> bool:
     else:
         finite = bool(torch.stack([own.double() for own in sums]).isfinite().all())
     return finite or all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def _packed(numbers: VOGNNumbers, prior: Numbers, count: int) -> bytes:
+    """The numbers of each tensor, as the kernel wants them."""
+    lr, beta1, beta2, damping, gradient, squares, weight = numbers
+    if isinstance(lr, float) and isinstance(damping, float) and isinstance(prior, float):
+        return pack("8d", lr, beta1, beta2, damping, gradient, squares, prior, weight) * count
+    own = zip(each(lr, count), each(damping, count), each(prior, count), strict=True)
+    return b"".join([pack("8d", a, beta1, beta2, g, gradient, squares, p, weight) for a, g, p in own])
+
+
+def _stretches(rows: Sequence[Row | None], k: int) -> Iterator[list[Tensor]]:
+    """Tensor k of each row; of long ones a stretch at a time, if the elements lie in the same order in all of them.
+
+    What stands for a row that is None is None.
+    """
+    tensors = [None if row is None else row[k].detach() for row in rows]
+    there = [tensor for tensor in tensors if tensor is not None]
+    together = TOGETHER if there[0].is_cpu else ELSEWHERE
+    if there[0].numel() <= together or not aligned(*[[tensor] for tensor in there]):
+        yield cast("list[Tensor]", tensors)
+        return
+    flats = [None if tensor is None else flat(tensor) for tensor in tensors]
+    for begin in range(0, there[0].numel(), together):
+        yield cast("list[Tensor]", [None if t is None else t[begin : begin + together] for t in flats])
+
+
+def _present(tensor: Tensor) -> Tensor:
+    """A gradient in half precision would lose digits when it is multiplied by its unit."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _take(tensors: Sequence[Tensor | None], new: Sequence[Tensor | None]) -> None:
+    for tensor, own in zip(tensors, new, strict=True):
+        if tensor is not None and own is not None:
+            tensor.copy_(own)
+
+
+def _threads() -> c_int64:
+    return c_int64(torch.get_num_threads())

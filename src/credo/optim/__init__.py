@@ -5,18 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 from credo.optim.base import BayesianOptimizer
 from credo.optim.diagnostics import GroupDiagnostics
-from credo.optim.ogn import OGN
 from credo.optim.schedules import TemperingSchedule
-from credo.optim.vogn import VOGN
+from credo.optim.vogn import OGN, VOGN
 
 if TYPE_CHECKING:
     from credo.optim.bayes_by_backprop import BayesByBackprop
     from credo.optim.ivon import IVON
-    from credo.optim.kfac import KFAC
-    from credo.optim.noisy_kfac import NoisyKFAC
+    from credo.optim.kfac import KFAC, NoisyKFAC
 
 # Imported when they are first asked for: importing credo should cost little.
-LATER = {"BayesByBackprop": "bayes_by_backprop", "IVON": "ivon", "KFAC": "kfac", "NoisyKFAC": "noisy_kfac"}
+LATER = {"BayesByBackprop": "bayes_by_backprop", "IVON": "ivon", "KFAC": "kfac", "NoisyKFAC": "kfac"}
 
 
 def __getattr__(name: str) -> Any:

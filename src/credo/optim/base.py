@@ -2,39 +2,58 @@
 
 The module holds the mean, except inside a block, where it holds a sample. A block collects the gradient, and what
 else the method needs, at its sample; `step` turns what the blocks since the last step have collected into one update.
+
+A method says four things: how a sample is drawn (`_draw`), what is observed at it (`_observe`), how the mean and what
+is known of it change (`_update`), and what is believed then (`posterior`).
 """
 
+import math
 import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
+from functools import partial
 from operator import is_
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from credo.curvature.tracking import WatchedParameters
+from credo.curvature.torch_private import DisableTorchFunction
+from credo.curvature.tracking import WatchedParameters, buffers_of
 from credo.distributed import World, world
 from credo.errors import CallOrderError, EmptyBatch
+from credo.kernels.tensors import TensorList
 from credo.optim import arguments, checkpoints, checks
 from credo.optim.accumulation import Accumulating, Held
-from credo.optim.block import Block
+from credo.optim.blocks import Block, finish_closure, hooked, profiler_runs
+from credo.optim.checkpoints import SCALE
 from credo.optim.diagnostics import Diagnosed
 from credo.optim.gathering import Gathered, Seen
-from credo.optim.groups import carrying_buffers, joining_group, parameter_groups
+from credo.optim.groups import carrying_buffers, joining_group, parameter_groups, parameter_names, take_prior
 from credo.optim.habits import Answering
-from credo.optim.hooks import hooked
 from credo.optim.joining import join
-from credo.optim.losses import finish_closure, mean_loss
+from credo.optim.means import MeanBackup
 from credo.optim.monitor import Monitor
-from credo.optim.plan import Plans
 from credo.optim.progress import Progress
-from credo.optim.sampling import MeanKeeper
+from credo.optim.relative import TensorNumbers, is_relative, numbers, share_noise, start_scale
 from credo.optim.shards import ElementShards, Shards, whole
 from credo.posterior import Posterior
+
+# The settings that methods share, and how each is checked.
+SHARED: dict[str, Callable[[Any], Any]] = {
+    "data_size": lambda given: arguments.whole("data_size", given, 1),  # N
+    "augmentation": lambda given: arguments.number("augmentation", given, 1, math.inf),  # ρ
+    "mc_samples": lambda given: arguments.whole("mc_samples", given, 1),  # K
+    "reduction": lambda given: arguments.option("reduction", given, ("mean", "sum")),
+    "seed": arguments.seed,
+    "vectorized": bool,
+    "shared_noise": bool,
+    "sharded": bool,
+    "mc_groups": arguments.groups_of_ranks,
+}
 
 
 class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
@@ -51,16 +70,25 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
     _unfinished = False  # whether a closure was begun and did not come to its end
     _warned: bool
     _checked: list[tuple[Any, ...]]  # the options of each group that were found in range
+    _watched: WatchedParameters | None  # whom the last block watched
+    _lists: dict[tuple[int, str], TensorList]
+    _monitor: Monitor
+    _backup: MeanBackup
     _world: World
     _shards: Shards
     _kind_of_shards: type[Shards] = ElementShards
     _kept: tuple[str, ...] = ()  # further attributes that copies have too
     _trains_with_noise = True  # whether gradients are taken at samples
-    _updates_from_origins = False  # whether `_update` finds means that are still away
+    _updates_from_backup = False  # whether `_update` finds means that are still away
 
-    def __init__(self, params: Any, defaults: dict[str, Any], settings: dict[str, Any]):
-        self.settings = settings
+    def __init__(
+        self, params: Any, defaults: dict[str, Any], settings: dict[str, Any], prior: Posterior | None = None
+    ):
+        """`defaults` are those of a parameter group; `settings` hold for all groups."""
+        self.settings = {n: SHARED[n](given) if n in SHARED else given for n, given in settings.items()}
         self.counters = {"step": 0, "draws": 0, "refused": 0, "refused_in_a_row": 0, "examples": 0}
+        if "relative_lr" in defaults:
+            self.counters["likelihood"] = 0  # whether the first loss was one
         self._progress = Progress()
         self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
         self._start_afresh()
@@ -68,37 +96,44 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         self._left = checks.Left(self._members())  # what is older than the optimiser is not meant for it
         join(self, self._module_now())
         self._monitor.begin(self)
+        share_noise(self.param_groups, self.defaults)
+        if prior is not None:
+            take_prior(self, prior)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "posterior" in vars(cls):
             cls.posterior = carrying_buffers(cls.posterior)  # type: ignore[method-assign]
 
-    @abstractmethod
-    def _sample(self, parameters: list[Tensor]) -> AbstractContextManager[Seen]:
-        """The weights are sample number `counters["draws"]` for a while, and the backward passes on them are seen."""
+    # What a method says
 
     @abstractmethod
-    def _run(self, closure: Callable[[], Tensor]) -> Tensor:
-        """The closure at the samples of a step, `_run_in_turn` or all at once; the mean of its losses."""
+    def _draw(self, draw: int) -> int:
+        """Turns the means in the parameters into sample number `draw`; returns how many draws that were."""
+
+    @abstractmethod
+    def _observe(self, parameters: list[Tensor]) -> AbstractContextManager[Seen]:
+        """A block in which the backward passes are seen."""
+
+    @abstractmethod
+    def _update(self, gathered: Gathered) -> bool:
+        """The update, from numbers with the loss scale still in them; False and no change if they are not finite."""
+
+    @abstractmethod
+    def posterior(self) -> Posterior:
+        """What is believed now, independent of the optimiser from here on."""
 
     @abstractmethod
     def _nothing_gathered(self) -> Gathered:
         """What is known at the beginning of a step."""
 
     @abstractmethod
-    def _update(
-        self, gathered: Gathered, gradient_scale: float, squares_scale: float, loss: Tensor | None
-    ) -> bool:
-        """The update itself, from numbers with the loss scale still in them; False and no change if not `_finite`."""
-
-    @abstractmethod
-    def _uncertain(self) -> Sequence[object]:
+    def _uncertain(self) -> object:
         """What samples are drawn from; ranks that have parts of it put them together here."""
 
-    @abstractmethod
-    def posterior(self) -> Posterior:
-        """What is believed now, independent of the optimiser from here on."""
+    def _run_at_once(self, closure: Callable[[], Tensor]) -> Tensor:
+        """For `vectorized`: the closure at all samples of a step at once; the mean of its losses."""
+        raise NotImplementedError
 
     # Blocks
 
@@ -145,6 +180,16 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
 
     # Steps
 
+    @final
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """torch's, but no name for a profiler that does not run; a block need not see the many small questions."""
+        with DisableTorchFunction():
+            if not set_to_none or profiler_runs():
+                super().zero_grad(set_to_none)
+            for group in self.param_groups if set_to_none else ():
+                for p in group["params"]:
+                    p.grad = None
+
     @hooked
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
         """One update from the samples since the last one; with a closure, from K samples taken now.
@@ -157,10 +202,10 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         if self._inside is not None:
             self._refuse_inside("step")
         try:
-            self._keeper.late = self._updates_from_origins and not self._shards.sharded
+            self._backup.late = self._updates_from_backup and not self._shards.sharded
             loss = self._step(closure)
         finally:
-            self._keeper.restore()
+            self._backup.restore()
             if self._inside == threading.get_ident():  # an interrupt as a block began or ended
                 self._inside = None
         self._monitor.look(self, loss)
@@ -191,42 +236,42 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         return loss
 
     def _run_share(self, closure: Callable[[], Tensor]) -> Tensor | None:
-        """The closure; among several processes an empty share of the batch takes part in the step all the same."""
+        """The closure at K samples; the mean of its losses.
+
+        Among several processes an empty share of the batch takes part in the step all the same.
+        """
+        self._gathered = self._nothing_gathered()
         try:
-            return self._run(closure)
+            if self.settings.get("vectorized"):
+                return self._run_at_once(closure)
+            losses = []
+            for _ in range(self.settings["mc_samples"]):
+                with Block(self, None) as seen:
+                    losses.append(finish_closure(closure(), seen, self.settings["reduction"]))
+            return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
         except EmptyBatch:
             if self._world.alone:
                 raise
             self._gathered = self._nothing_gathered()
             return None
 
-    @final
-    def _run_in_turn(self, closure: Callable[[], Tensor]) -> Tensor:
-        """The closure at K samples, one after the other; the mean of its losses."""
-        self._gathered = self._nothing_gathered()
-        losses = []
-        for _ in range(self.settings["mc_samples"]):
-            with Block(self, None) as seen:
-                losses.append(finish_closure(closure(), seen, self.settings["reduction"]))
-        return mean_loss(losses)
-
     def _update_or_refuse(self, loss: Tensor | None) -> None:
         gathered, self._gathered = self._gathered, self._nothing_gathered()
-        scales, seen = checks.loss_scales(self, gathered.scale), self.counters["examples"]
-        if self._update(gathered, *scales, loss):
-            noted = gathered.mean_loss() if loss is None else loss
-            passes = (self.counters["examples"] - seen) / self.data_size
-            self._progress.follow(None if noted is None else float(noted) / scales[1], passes)
-            self.counters["step"] += 1
-            self.counters["refused_in_a_row"] = 0
-        else:
+        gathered.loss, seen = loss, self.counters["examples"]
+        gathered.gradient_scale, gathered.squares_scale = checks.loss_scales(self, gathered.scale)
+        if not self._update(gathered):
             self._monitor.refused(self, gathered, loss)
             checks.count_refused(self.counters)
-
-    @final
-    def _count_examples(self, gathered: Gathered) -> None:
-        """Each example of a step once."""
-        self.counters["examples"] += gathered.examples // self._repeats(gathered)
+            return
+        if "likelihood" in self.counters:
+            if self.counters["step"] == 0:
+                self.counters["likelihood"] = self._world.largest(int(gathered.likelihood))[0]
+            self.counters["examples"] += gathered.examples // self._repeats(gathered)  # each of a step once
+        noted = gathered.mean_loss() if loss is None else loss
+        passes = (self.counters["examples"] - seen) / self.data_size
+        self._progress.follow(None if noted is None else float(noted) / gathered.squares_scale, passes)
+        self.counters["step"] += 1
+        self.counters["refused_in_a_row"] = 0
 
     @final
     def _repeats(self, gathered: Gathered) -> int:
@@ -241,9 +286,52 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         return self._progress.growth if self.counters.get("likelihood") else 1.0
 
     @final
-    def _finite(self, gathered: Gathered, loss: Tensor | None) -> bool:
+    def _finite(self, gathered: Gathered) -> bool:
         """Whether all numbers of a step are, on all ranks."""
-        return self._shards.all(gathered.finite(self._trainable(), loss))
+        return self._shards.all(gathered.finite(self._trainable(), gathered.loss))
+
+    # The numbers of a parameter
+
+    @final
+    def _numbers_of(self, group: Mapping[str, Any], p: Tensor) -> TensorNumbers:
+        """α, γ, τ and δ of one parameter, which may not have seen data yet."""
+        scale = None
+        if is_relative(group):
+            scale = self.state[p].get(SCALE)
+            scale = start_scale(p) if scale is None else scale
+        return numbers(group, scale, self.data_size, self._growth())
+
+    @final
+    def _shrinkage(self, group: Mapping[str, Any], p: Tensor) -> float | Tensor:
+        """δ̃ = τδ/N, a number or, under a posterior as prior, one a weight; none for normalisation layers."""
+        if group["deterministic"]:
+            return 0.0
+        own = self._numbers_of(group, p)
+        precision: float | Tensor = self.state[p].get("prior_precision", own.prior_precision)
+        unit: float = own.tempering / self.data_size
+        return precision * unit
+
+    @final
+    def _metadata(self, *options: str) -> dict[str, Any]:
+        """What a posterior says of where it comes from, with some options of the first group."""
+        first, own = self.param_groups[0], self.settings
+        known = {"method": type(self).__name__, "data_size": own["data_size"]}
+        known |= {"augmentation": own["augmentation"], **{name: first[name] for name in options}}
+        return {**known, "step": self.counters["step"]}
+
+    @final
+    def _list(self, group: Mapping[str, Any], name: str, tensors: Sequence[Tensor]) -> TensorList:
+        """For the kernels, which look at tensors once, as long as nothing about them changes."""
+        known = self._lists.get((id(group), name))
+        if known is not None and known.stands_for(tensors):
+            return known
+        found = TensorList(tensors)
+        if tensors:
+            present = set(map(id, self.param_groups))
+            self._lists = {key: own for key, own in self._lists.items() if key[0] in present}
+            if not self._shards.sharded:  # sharded, whole states are there for a moment only
+                self._lists[id(group), name] = found
+        return found
 
     # State
 
@@ -316,8 +404,8 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         self._gathered, self._held = self._nothing_gathered(), Held()
         self._inside, self._warned, self._checked = None, False, []
         self._left = checks.Left(self._members())
-        self._plans, self._monitor = Plans(), Monitor()
-        self._keeper = MeanKeeper()
+        self._lists = {}
+        self._watched, self._monitor, self._backup = None, Monitor(), MeanBackup()
         self._world = world()
         self._shards = self._kind_of_shards(self._world, bool(self.settings.get("sharded")))
 
@@ -327,7 +415,18 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         return own << 48 | (self.counters["draws"] if draw is None else draw)
 
     def _subjects(self, parameters: list[Tensor]) -> WatchedParameters:
-        return self._plans.subjects_for(parameters, self.param_groups, self._module_now())
+        """For a block that watches these. Buffers are asked for anew: they come and go.
+
+        It must not hold the optimiser, which holds it: garbage for the collector would be the end of both.
+        """
+        module, known = self._module_now(), self._watched
+        constants = [] if module is None else buffers_of(module)
+        if known is None or not identical(list(known.watched.values()), parameters):
+            names = partial(parameter_names, self.param_groups)
+            self._watched = known = WatchedParameters(parameters, constants, names)
+        else:
+            known.constants = {id(constant): constant for constant in constants} if constants else {}
+        return known
 
     def _refuse_inside(self, what: str) -> None:
         if self._inside is not None:
@@ -335,3 +434,8 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
                 f"cannot {what} inside a sampling block (on this thread or another): the weights are a sample there. "
                 "Leave the block first."
             )
+
+
+def identical(one: Sequence[object], other: Sequence[object]) -> bool:
+    """Whether two rows hold the same objects. Equal tensors are not enough, and comparing them would take long."""
+    return len(one) == len(other) and all(map(is_, one, other))

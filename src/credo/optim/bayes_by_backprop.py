@@ -12,29 +12,31 @@ with a KL of full weight deep networks do not begin to learn in the time that Ad
 """
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
 
 from credo.curvature.rule import widen
-from credo.errors import InvalidType
+from credo.errors import InvalidType, InvalidValue
 from credo.kernels import noise
 from credo.optim import arguments
+from credo.optim.base import BayesianOptimizer
+from credo.optim.block_noise import BlockNoise
+from credo.optim.blocks import Block, finish_closure
 from credo.optim.diagnostics import Part
 from credo.optim.gathered_tables import GatheredVariances
 from credo.optim.gathering import Gathered
 from credo.optim.inner import Build, Inner, Moved, adam
-from credo.optim.priors import take_prior
-from credo.optim.relative import NOISE, TensorNumbers, check_relative, share_noise, start_scale
-from credo.optim.reparameterisation import Uncertain
-from credo.optim.reparameterised_blocks import ReparameterisedOptimizer, shared_samples
-from credo.optim.shards import WIDTHS, ElementShards, whole
+from credo.optim.relative import NOISE, TensorNumbers, check_relative, start_scale
+from credo.optim.reparameterisation import Reparameterised, Uncertain
+from credo.optim.shards import WIDTHS, ElementShards, blocks_a_step, whole
 from credo.posterior import DiagonalPosterior, Posterior
 from credo.posterior.diagonal import kl_terms, sum_terms
 
-Row = list[Tensor] | tuple[Tensor, ...]  # one tensor for each parameter
 RELATIVE: Literal["relative"] = "relative"
 LR, RELATIVE_LR = 3e-3, 1e-3
 TEMPERING = 0.1  # τ beside a start that is relative to the weights
@@ -42,38 +44,36 @@ LOG_VARIANCES = (-60.0, 60.0)  # between these a variance is a positive float32,
 INITIALISATION = 2**64 - 1  # the stream of noise that no draw will reach
 
 
-def objective_gradients(
-    means: Row,  # μ
-    variances: Row,  # σ²
-    gradients: Row,  # ∂E[ℓ̄]/∂μ
-    variance_gradients: Row,  # ∂E[ℓ̄]/∂σ²
-    prior_precision: float | Row,  # 1/σ₀², one number or a tensor for each
-    prior_means: Row | None,  # μ₀, zero when None
+def bbb_gradients(
+    mean: Tensor,  # μ
+    variance: Tensor,  # σ²
+    grad: Tensor,  # ∂E[ℓ̄]/∂μ
+    variance_grad: Tensor,  # ∂E[ℓ̄]/∂σ²
+    *,
+    prior_precision: float | Tensor,  # 1/σ₀²
+    prior_mean: Tensor | None,  # μ₀, zero when None
     weight: float,  # τ/N
-) -> tuple[Row, Row]:
+) -> tuple[Tensor, Tensor]:
     """The gradient of E[ℓ̄] + weight·KL by μ and by log σ²."""
-    away = means if prior_means is None else torch._foreach_sub(means, prior_means)
-    pull: Any = _times(prior_precision, weight)
-    by_log_variance = torch._foreach_add(variance_gradients, _times(pull, 0.5))
-    torch._foreach_mul_(by_log_variance, variances)
-    torch._foreach_add_(by_log_variance, -0.5 * weight)
-    return torch._foreach_add(gradients, torch._foreach_mul(away, pull)), by_log_variance
-
-
-def _times(value: Any, number: float) -> Any:
-    """A number, or a row of tensors, times a number."""
-    if isinstance(value, float):
-        return value * number
-    return value if number == 1 else torch._foreach_mul(value, number)
+    away = mean if prior_mean is None else mean - prior_mean
+    pull = weight * prior_precision
+    return grad + away * pull, (variance_grad + pull * 0.5) * variance - 0.5 * weight
 
 
 @final
-class BayesByBackprop(ReparameterisedOptimizer):
+class BayesByBackprop(BayesianOptimizer):
     """Mean-field variational inference on an unmodified model.
 
         optimizer = credo.BayesByBackprop(model, data_size=len(train_set))
         loss = optimizer.step(closure)
         posterior = optimizer.posterior()
+
+    It minimises E_q[ℓ̄(w)] + τ·KL(q‖p)/N over q = N(μ, diag σ²), moving μ and log σ² along their gradients:
+
+        ∂/∂μ = ∂E[ℓ̄]/∂μ + τδ(μ − μ₀)/N,   ∂/∂log σ² = σ²·(∂E[ℓ̄]/∂σ² + τδ/2N) − τ/2N
+
+    Implementations differ: Blundell et al. move ρ with σ = log(1 + eᵖ), sample the weights themselves (local=False),
+    and take the KL from samples too.
 
     params: as for `VOGN`; a group may have its own lr, prior_precision, tempering, local, deterministic.
     inner: makes the optimiser that moves μ and log σ², from parameter groups: torch.optim.Adam unless given, or
@@ -89,11 +89,20 @@ class BayesByBackprop(ReparameterisedOptimizer):
     vectorized: computes the samples together, from a closure that returns losses without calling backward; numbers are
         the same. Convolutions that share their noise are then run once, up to the first linear layer.
     shared_noise, sharded: as for `VOGN`, among several processes; `sharded` needs an inner that moves weight by weight.
+
+    >>> import torch, credo
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = credo.BayesByBackprop(model, data_size=100, mc_samples=2)
+    >>> loss = optimizer.step(lambda: (model(torch.ones(8, 2)) - 1).square().squeeze(1))
+    >>> bool(optimizer.kl() > 0)
+    True
     """
 
     _kept = ("_inner",)
-
+    _gathered: GatheredVariances
     _shards: ElementShards
+    _noise: BlockNoise  # of the block that was opened last
+    _first_draw: int | None = None  # of those whose convolutions share their noise
 
     def __init__(
         self,
@@ -128,16 +137,16 @@ class BayesByBackprop(ReparameterisedOptimizer):
             "noise": NOISE if relative else None,  # κ√L
         }
         settings = {
-            "data_size": arguments.whole("data_size", data_size, 1),  # N
-            "augmentation": arguments.number("augmentation", augmentation, 1, math.inf),  # ρ
-            "mc_samples": arguments.whole("mc_samples", mc_samples, 1),  # K
+            "data_size": data_size,
+            "augmentation": augmentation,
+            "mc_samples": mc_samples,
             "convolution_samples": shared_samples(mc_samples, convolution_samples),
-            "vectorized": bool(vectorized),
+            "vectorized": vectorized,
             "initial_log_variance": initial_log_variance,
-            "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
-            "seed": arguments.seed(seed),
-            "shared_noise": bool(shared_noise),
-            "sharded": bool(sharded),
+            "reduction": reduction,
+            "seed": seed,
+            "shared_noise": shared_noise,
+            "sharded": sharded,
         }
         if isinstance(initial_log_variance, str):
             arguments.option("initial_log_variance", initial_log_variance, (RELATIVE,))
@@ -145,14 +154,11 @@ class BayesByBackprop(ReparameterisedOptimizer):
             arguments.number("initial_log_variance", initial_log_variance, *LOG_VARIANCES)
         if initial_mean_sd is not None:
             arguments.number("initial_mean_sd", initial_mean_sd, 0, math.inf)
-        super().__init__(params, defaults, settings)
-        share_noise(self.param_groups, self.defaults)
-        if prior is not None:
-            take_prior(self, prior)
+        super().__init__(params, defaults, settings, prior)
         if initial_mean_sd is not None:
             self._initialise_means(initial_mean_sd)
         self._inner = Inner(inner, [self._inner_group(group) for group in self.param_groups])
-        settings["inner"] = self._inner.method
+        self.settings["inner"] = self._inner.method
         if sharded:
             self._inner.require_elementwise("sharded=True")
 
@@ -164,6 +170,43 @@ class BayesByBackprop(ReparameterisedOptimizer):
             raise InvalidType(f"local must be True or False, got {group['local']!r}.")
 
     # Blocks
+
+    def _draw(self, draw: int) -> int:
+        """Noise is drawn where it is needed; the parameters keep the mean."""
+        self._noise = BlockNoise(self.settings["seed"], draw, self._shared_draw(draw))
+        return 1
+
+    @contextmanager
+    def _observe(self, parameters: list[Tensor]) -> Iterator[Reparameterised]:
+        noise, subjects, uncertain = self._noise, self._subjects(parameters), self._uncertain()
+        observer = Reparameterised(subjects, self.settings["reduction"], uncertain, noise)
+        with _uncompiled(), observer as seen:
+            try:
+                yield seen
+            finally:
+                noise.closed = True
+        self.counters["draws"] += noise.samples - 1  # one is counted in any case
+
+    def _shared_draw(self, draw: int) -> int | None:
+        """The draw whose noise the convolutions of this block have; None: their own."""
+        if self.settings["convolution_samples"] is None:
+            return None
+        sharing = self.settings["mc_samples"] // self.settings["convolution_samples"]
+        if self._first_draw is None or self._gathered.samples % sharing == 0:
+            self._first_draw = draw
+        return self._first_draw
+
+    def _run_at_once(self, closure: Callable[[], Tensor]) -> Tensor:
+        """A block for each sample of the convolutions, with all samples that share it; or one block with all."""
+        losses, blocks = [], blocks_a_step(self.settings)
+        for _ in range(blocks):
+            self._first_draw = None
+            with Block(self, None) as seen:
+                assert isinstance(seen, Reparameterised)
+                loss = seen.run_at_once(closure, self.settings["mc_samples"] // blocks) / blocks
+                losses.append(finish_closure(loss, seen, "mean"))
+        self._gathered.at_once()
+        return torch.stack(losses).sum()
 
     def _nothing_gathered(self) -> GatheredVariances:
         return GatheredVariances()
@@ -191,15 +234,13 @@ class BayesByBackprop(ReparameterisedOptimizer):
     # Steps
 
     @torch.no_grad()
-    def _update(
-        self, gathered: Gathered, gradient_scale: float, squares_scale: float, loss: Tensor | None
-    ) -> bool:
+    def _update(self, gathered: Gathered) -> bool:
         assert isinstance(gathered, GatheredVariances)
-        if not self._finite(gathered, loss):
+        if not self._finite(gathered):
             return False
         mean_loss = self.settings["reduction"] == "mean" or gathered.vectorized
         count = gathered.samples if mean_loss else gathered.examples
-        units = 1 / (count * gradient_scale), 1 / (count * squares_scale)
+        units = 1 / (count * gathered.gradient_scale), 1 / (count * gathered.squares_scale)
         for group in self.param_groups[len(self._inner.optimizer.param_groups) :]:
             self._inner.add_group(self._inner_group(group))
         moves = [(float(group["lr"]), self._moves(group, gathered, *units)) for group in self.param_groups]
@@ -219,21 +260,22 @@ class BayesByBackprop(ReparameterisedOptimizer):
         uncertain = [p for p in reached if not group["deterministic"] and id(p) in gathered.table]
         if not uncertain:
             return moves
-        states = [self.state[p] for p in uncertain]
         log_variances = [self._log_variance(group, p) for p in uncertain]
-        precisions = [state["prior_precision"] for state in states if "prior_precision" in state]
-        by_mean, by_log_variance = objective_gradients(
-            [p.detach() for p in uncertain],
-            torch._foreach_exp(log_variances),
-            _times([p.grad for p in uncertain], unit),
-            _times([gathered.table[id(p)] for p in uncertain], variance_unit),
-            precisions or float(group["prior_precision"]),
-            [state["prior_mean"] for state in states] if precisions else None,
-            group["tempering"] / self.data_size,
-        )
-        for p, state, mean, log_variance in zip(uncertain, states, by_mean, by_log_variance, strict=True):
-            moves.append(Moved(p.detach(), mean.to(p.dtype), state, "mean."))
-            moves.append(Moved(state["log_variance"], log_variance, state, "log_variance."))
+        variances = torch._foreach_exp(log_variances)
+        for p, variance, log_variance in zip(uncertain, variances, log_variances, strict=True):
+            state = self.state[p]
+            assert p.grad is not None
+            by_mean, by_log_variance = bbb_gradients(
+                p.detach(),
+                variance,
+                _times(p.grad, unit),
+                _times(gathered.table[id(p)], variance_unit),
+                prior_precision=state.get("prior_precision", float(group["prior_precision"])),
+                prior_mean=state.get("prior_mean"),
+                weight=group["tempering"] / self.data_size,
+            )
+            moves.append(Moved(p.detach(), by_mean.to(p.dtype), state, "mean."))
+            moves.append(Moved(log_variance, by_log_variance, state, "log_variance."))
         return moves
 
     # State
@@ -295,18 +337,10 @@ class BayesByBackprop(ReparameterisedOptimizer):
     def posterior(self) -> DiagonalPosterior:
         """N(μ, diag σ²)."""
         self._refuse_inside("take the posterior")
-        names, first = self.names(), self.param_groups[0]
+        names = self.names()
         mean = {names[id(p)]: p.detach() for p in self._trainable()}
         variance = {u.name: u.variance for u in self._leaves()}
-        metadata = {
-            "method": type(self).__name__,
-            "data_size": self.settings["data_size"],
-            "augmentation": self.settings["augmentation"],
-            "tempering": first["tempering"],
-            "prior_precision": first["prior_precision"],
-            "step": self.counters["step"],
-        }
-        return DiagonalPosterior(mean, variance, metadata)
+        return DiagonalPosterior(mean, variance, self._metadata("tempering", "prior_precision"))
 
     @torch.no_grad()
     @whole()
@@ -320,3 +354,25 @@ class BayesByBackprop(ReparameterisedOptimizer):
                 prior_mean = state.get("prior_mean", torch.zeros_like(variance))
                 terms.append(kl_terms(p.detach(), variance, prior_mean, precision.reciprocal()))
         return sum_terms(terms, self._all()[0].device)
+
+
+def shared_samples(samples: int, of_convolutions: int | None) -> int | None:
+    """How many samples convolutions have; None where that is as many as the rest."""
+    if of_convolutions is None or of_convolutions == samples:
+        return None
+    if samples % arguments.whole("convolution_samples", of_convolutions, 1):
+        raise InvalidValue(
+            f"convolution_samples must divide mc_samples={samples}, so that each is shared by equally many samples of "
+            f"the other layers; got {of_convolutions}."
+        )
+    return of_convolutions
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    """Compiled functions that are called inside run as they were written: a compiler would not see the noise."""
+    # Without dynamo, whose import takes seconds, nothing is compiled.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def _times(tensor: Tensor, unit: float) -> Tensor:
+    return tensor if unit == 1 else tensor * unit

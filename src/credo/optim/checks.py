@@ -169,13 +169,6 @@ def warn_of_small_data(examples: int, data_size: int) -> None:
     )
 
 
-def require_gradients() -> None:
-    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-        raise CallOrderError(
-            "gradients are switched off (no_grad or inference_mode) around a sampling block."
-        )
-
-
 def loss_scales(optimizer: Optimizer, declared: float | None) -> tuple[float, float]:
     """What the loss was multiplied by, as it still is in `.grad`, and as it is in the squares.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from credo.kernels.lists import in_order_of
+from credo.kernels.tensors import in_order_of
 
 Sums = Sequence[Tensor | None]  # None where no rank had a value
 Take = Callable[[Sequence[Tensor], Sums], None]  # of the owners, or of the parts that stand in for them

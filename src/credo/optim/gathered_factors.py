@@ -31,7 +31,6 @@ class GatheredFactors(Gathered):
         super().__init__()
         self._expect = expect
         self.fresh = False  # whether factors were gathered at all
-        self.likelihood = False  # whether the loss was a log-likelihood
         self.layers: dict[int, LayerSums] = {}
         self.squares: dict[int, Tensor] = {}
         self._norms: list[Tensor] = []

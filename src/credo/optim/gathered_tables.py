@@ -19,7 +19,6 @@ class GatheredTable(Gathered):
     def __init__(self) -> None:
         super().__init__()
         self.table: dict[int, Tensor] = {}
-        self.likelihood = False  # whether the loss was a log-likelihood
         self._counted = True
 
     @final

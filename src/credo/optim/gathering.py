@@ -36,6 +36,10 @@ class Gathered(ABC):
     samples = 0
     examples = 0  # of all samples together
     scale: float | None = None  # what the losses were multiplied by, where it was declared
+    loss: Tensor | None = None  # of the step, where it has one
+    gradient_scale = 1.0  # what the loss was multiplied by, as it still is in `.grad`,
+    squares_scale = 1.0  # and as it is in what was gathered
+    likelihood = False  # whether the loss was a log-likelihood
     losses: tuple[Tensor, ...] = ()  # of the samples, as far as they were single numbers
     vectorized = False  # all samples of the step at once, under a mean loss
     shares_samples = (
@@ -56,6 +60,12 @@ class Gathered(ABC):
         """Of the samples; None where one of them is not known."""
         known = self.losses and len(self.losses) == self.samples
         return torch.stack([loss.double() for loss in self.losses]).mean() if known else None
+
+    @final
+    def gradient_unit(self, reduction: str) -> float:
+        """ĝ = unit · `.grad`: undoes the number of samples, of examples under a sum, and the loss scale."""
+        mean_loss = reduction == "mean" or self.vectorized
+        return 1 / (self.samples * (1 if mean_loss else self.examples / self.samples) * self.gradient_scale)
 
     @final
     def at_once(self) -> None:
@@ -119,7 +129,6 @@ class GatheredSquares(Gathered):
     """`squares` holds Σₖ Σᵢ rᵢ² by the parameter's id; the ĥ of one sample is `unit` times its Σᵢ rᵢ²."""
 
     unit = 1.0
-    likelihood = False  # whether the loss was a log-likelihood
     supplied = False  # whether the gradient was taken at the parameters, by whoever supplied it
 
     def __init__(self) -> None:

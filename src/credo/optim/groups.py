@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from credo.curvature.tracking import refuse_opaque
 from credo.errors import CallOrderError, InvalidType, InvalidValue, UnsupportedOperation
 from credo.optim import arguments
+from credo.optim.checkpoints import SCALE
 from credo.posterior import Posterior
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
@@ -67,6 +68,16 @@ def parameter_names(groups: Iterable[Mapping[str, Any]]) -> dict[int, str]:
         for k, p in enumerate(group["params"]):
             named[id(p)] = group["param_names"][k] if "param_names" in group else f"parameter_{len(named)}"
     return named
+
+
+def refuse_other_sizes(group: Mapping[str, Any], p: Tensor, known: Mapping[str, Tensor]) -> None:
+    """Kernels go by the parameter's size, and would write beyond what is smaller."""
+    for name, tensor in known.items():
+        if name != SCALE and tensor.numel() != p.numel():
+            raise CallOrderError(
+                f"parameter {parameter_names([group])[id(p)]!r} has shape {tuple(p.shape)}, but its {name} has shape "
+                f"{tuple(tensor.shape)}: one of them was replaced. Construct the optimiser after changing the model."
+            )
 
 
 def carrying_buffers(posterior: Callable[..., Posterior]) -> Callable[..., Posterior]:
@@ -154,3 +165,37 @@ def _refuse(model: nn.Module) -> None:
 def _refuse_lazy(name: str, parameter: Any) -> None:
     if torch.nn.parameter.is_lazy(parameter):
         raise CallOrderError(f"parameter {name!r} of a lazy module has no shape yet. Run one forward first.")
+
+
+def take_prior(optimizer: Grouped, prior: Posterior) -> None:
+    """Stores precision and mean of `prior` beside each parameter it names; all uncertain ones must be named."""
+    if not isinstance(prior, Posterior):
+        raise InvalidType(
+            f"prior must be a posterior, as optimizer.posterior() gives; got {type(prior).__name__}."
+        )
+    names, mean, variance = optimizer.names(), prior.mean, prior.variance
+    wanted = [
+        (names[id(p)], p)
+        for group in optimizer.param_groups
+        if not group["deterministic"]
+        for p in group["params"]
+    ]
+    wrong = [_mismatch(name, p, variance) for name, p in wanted]
+    found = [message for message in wrong if message]
+    if found:
+        raise InvalidValue(
+            f"prior does not fit the parameters: {'; '.join(found[:3])}. It holds {sorted(mean)[:5]} …"
+        )
+    for name, p in wanted:
+        optimizer.state[p]["prior_precision"] = variance[name].to(p.device).reciprocal()
+        optimizer.state[p]["prior_mean"] = mean[name].to(p.device).clone()
+
+
+def _mismatch(name: str, p: Tensor, variance: dict[str, Tensor]) -> str | None:
+    if name not in variance:
+        return f"nothing is called {name!r}"
+    if variance[name].shape != p.shape:
+        return f"{name!r} has shape {tuple(variance[name].shape)} there and {tuple(p.shape)} here"
+    if not bool(variance[name].any()):
+        return f"{name!r} is deterministic there"
+    return None

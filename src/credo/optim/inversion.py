@@ -7,7 +7,7 @@ from torch import Tensor
 from credo.distributed import World
 from credo.distributed.dividing import assign
 from credo.errors import InvalidValue
-from credo.optim.kronecker_layers import SIDES, KroneckerLayer
+from credo.optim.kronecker import SIDES, KroneckerLayer
 
 
 def invert_together(everybody: World, layers: Sequence[KroneckerLayer], form: str) -> None:

@@ -17,7 +17,7 @@ half of it each weight's own and half the tensor's mean; only then does ĥ take 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, final
 
@@ -26,48 +26,70 @@ from torch import Tensor
 
 from credo.curvature.rule import widen
 from credo.errors import InvalidType
-from credo.kernels import ivon as kernel
-from credo.kernels import noise
+from credo.kernels import noise, update
+from credo.kernels.tensors import Backup, TensorList
 from credo.optim import arguments
-from credo.optim.base import BayesianOptimizer
 from credo.optim.beliefs import Belief
 from credo.optim.checkpoints import SCALE
-from credo.optim.diagnostics import Part, part_of
+from credo.optim.diagonal import DiagonalOptimizer
 from credo.optim.eyes import Onlooker
 from credo.optim.gathered_tables import GatheredProducts
 from credo.optim.gathering import Gathered
-from credo.optim.iterates import Moved, follow_, place_iterates, weight
-from credo.optim.offsets import OffsetKeeper
-from credo.optim.plan import averages
-from credo.optim.priors import take_prior
+from credo.optim.means import averaged, averaging_weight, can_average, place_iterates
 from credo.optim.relative import (
     TINY,
-    TensorNumbers,
     averaging_of,
     check_relative,
     follow_gradient_,
     is_relative,
     ivon_options,
-    numbers,
-    share_noise,
     start_scale,
 )
-from credo.optim.shards import WIDTHS, ElementShards, whole
+from credo.optim.shards import WIDTHS, whole
 from credo.posterior import DiagonalPosterior, Posterior
 
 STARTING = 300  # updates of a parameter during which h follows the squared gradients
 INITIAL_CURVATURE = 0.5  # h₀ beside a learning rate that is given
 
 
-class Drawn(NamedTuple):
+LARGEST = 1e30  # an infinite curvature would be a variance of zero
+
+
+def ivon_update(
+    mean: Tensor,  # μ
+    momentum: Tensor,  # m
+    curvature: Tensor,  # h
+    grad: Tensor,  # ĝ
+    product: Tensor,  # ĝ·(w − μ)·N/τ, so that ĥ = product·(h + δ̃)
+    *,
+    lr: float,  # α
+    beta1: float,  # b₁
+    beta2: float,  # b₂
+    correction: float,  # 1/(1 − b₁ᵗ)
+    radius: float,  # of a clipped step; infinite without
+    prior: float | Tensor,  # δ̃
+    prior_mean: Tensor | None,  # μ₀, zero when None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """μ, m and h after one update. `kernels.update.ivon_` does the same in one pass; the tests hold it to this."""
+    away = mean if prior_mean is None else mean - prior_mean
+    total = curvature + prior
+    d = (1 - beta2) * (product * total - curvature)
+    momentum = beta1 * momentum + (1 - beta1) * grad
+    curvature = (curvature + d + d * (d / (2 * total))).clamp(max=LARGEST)
+    step = (correction * momentum + prior * away) / (curvature + prior)
+    return mean - lr * step.clamp(-radius, radius), momentum, curvature
+
+
+class _Drawn(NamedTuple):
     """What a block changes: parameters with noise, and those that are moved from their means to their iterates."""
 
     noisy: list[Belief]
-    moved: Moved
+    moved: list[Tensor]
+    offsets: list[Tensor]
 
 
 @final
-class IVON(BayesianOptimizer):
+class IVON(DiagonalOptimizer):
     """A posterior at the price of Adam.
 
         optimizer = credo.IVON(model, data_size=len(train_set))
@@ -87,9 +109,8 @@ class IVON(BayesianOptimizer):
     shared_noise, sharded: as for `VOGN`, among several processes.
     """
 
-    _kept = ("_offsets",)
     _gathered: GatheredProducts
-    _shards: ElementShards
+    _samples: tuple[TensorList, Backup]  # the parameters that are a sample in this block, and where μ or z is
 
     def __init__(
         self,
@@ -120,25 +141,20 @@ class IVON(BayesianOptimizer):
         if lr is not None and initial_curvature is None:
             initial_curvature = INITIAL_CURVATURE
         settings = {
-            "data_size": arguments.whole("data_size", data_size, 1),  # N
-            "augmentation": arguments.number("augmentation", augmentation, 1, math.inf),  # ρ
-            "mc_samples": arguments.whole("mc_samples", mc_samples, 1),  # K
+            "data_size": data_size,
+            "augmentation": augmentation,
+            "mc_samples": mc_samples,
             "initial_curvature": initial_curvature,
-            "averaging": averaging_of(averaging, lr),  # η
-            "reduction": arguments.option("reduction", reduction, ("mean", "sum")),
-            "seed": arguments.seed(seed),
-            "shared_noise": bool(shared_noise),
-            "sharded": bool(sharded),
-            "mc_groups": arguments.groups_of_ranks(mc_groups),
+            "averaging": averaging_of(averaging, lr),
+            "reduction": reduction,
+            "seed": seed,
+            "shared_noise": shared_noise,
+            "sharded": sharded,
+            "mc_groups": mc_groups,
         }
         if initial_curvature is not None:
             arguments.number("initial_curvature", initial_curvature, 0, math.inf, open_low=True)
-        self._offsets = OffsetKeeper()
-        super().__init__(params, defaults, settings)
-        share_noise(self.param_groups, self.defaults)
-        self.counters["likelihood"] = 0
-        if prior is not None:
-            take_prior(self, prior)
+        super().__init__(params, defaults, settings, prior)
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         arguments.learning_rate(group["lr"])
@@ -152,63 +168,79 @@ class IVON(BayesianOptimizer):
 
     # Blocks
 
-    @contextmanager
-    def _sample(self, parameters: list[Tensor]) -> Iterator[Onlooker]:
-        """The weights are a sample, in place; on the way back to the mean the products are taken."""
-        eyes = Onlooker(self._subjects(parameters), self.settings["reduction"])
-        drawn = self._uncertain()
-        uncertain = [b.parameter for b in drawn.noisy]
-        products = self._gathered.table
-        with self._keeper:
-            place_iterates(self._keeper, drawn.moved)
-            with (
-                self._offsets.in_place(uncertain, lambda means: self._draw(drawn.noisy, means), products),
-                eyes,
-            ):
-                yield eyes
-        self.counters["draws"] += 1
+    def _draw(self, draw: int) -> int:
+        """One call for the δ̃ that are numbers, and one for those that are tensors."""
+        noisy, moved, offsets = self._uncertain()
+        first = self.param_groups[0]
+        place_iterates(self._backup, self._list(first, "moved", moved), offsets)
+        weights = self._list(first, "sample", [b.parameter for b in noisy])
+        backup = self._backup.keep(weights)
+        means, self._samples = backup.places, (weights, backup)  # z where there is an average
+        kinds = [isinstance(b.shrinkage, Tensor) for b in noisy]
+        for kind in dict.fromkeys(kinds):
+            places = [k for k, other in enumerate(kinds) if other == kind]
+            noise.sample_all_(
+                [noisy[k].parameter.detach() for k in places],
+                [noisy[k].curvature for k in places],  # type: ignore[misc]
+                [noisy[k].scale for k in places],
+                [noisy[k].shrinkage for k in places],  # type: ignore[arg-type]
+                self.settings["seed"],
+                draw,
+                places,
+                [means[k] for k in places],
+            )
+        return 1
 
-    def _run(self, closure: Callable[[], Tensor]) -> Tensor:
-        return self._run_in_turn(closure)
+    @contextmanager
+    def _observe(self, parameters: list[Tensor]) -> Iterator[Onlooker]:
+        """On the way back to the mean the products ĝ·(w − μ) are taken."""
+        with Onlooker(self._subjects(parameters), self.settings["reduction"]) as seen:
+            yield seen
+        weights, backup = self._samples
+        table, memory = (
+            self._gathered.table,
+            self._list(self.param_groups[0], "product", self._products(weights)),
+        )
+        products = [table.get(id(p), own) for p, own in zip(weights, memory, strict=True)]
+        reached = [k for k, p in enumerate(weights) if p.grad is not None]
+        for add in (True, False):
+            found = [k for k in reached if (id(weights[k]) in table) == add]
+            gradients = [weights[k].grad for k in found]
+            rows = [weights[k].detach() for k in found], [backup.places[k] for k in found]
+            update.restore_(*rows, [products[k] for k in found], gradients, add)  # type: ignore[arg-type]
+        table.update({id(weights[k]): products[k] for k in reached})
+        if len(reached) == len(weights):
+            self._backup.forget(backup)
+
+    def _products(self, weights: TensorList) -> list[Tensor]:
+        """Memory for the products; kept between steps, because fresh pages are slow."""
+        known = self._lists.get((id(self.param_groups[0]), "product"), ())
+        kinds = [(widen(p.detach()), p) for p in weights]
+        if len(known) == len(kinds) and all(
+            (m.shape, m.dtype, m.device, m.stride()) == (w.shape, w.dtype, w.device, w.stride())
+            for m, (w, _) in zip(known, kinds, strict=True)
+        ):
+            return list(known)
+        return [torch.empty_like(wide) for wide, _ in kinds]
 
     def _nothing_gathered(self) -> GatheredProducts:
         return GatheredProducts()
 
-    def _uncertain(self) -> Drawn:
+    def _uncertain(self) -> _Drawn:
         with self._shards.drawing(self):
             noisy = [b for b in self.beliefs() if not b.deterministic]
-            states = ((p, self.state[p]) for p in self._trainable())
-            return Drawn(noisy, [(p, own["offset"]) for p, own in states if "offset" in own])
-
-    def _draw(self, beliefs: list[Belief], means: list[Tensor]) -> None:
-        """One call for the δ̃ that are numbers, and one for those that are tensors."""
-        kinds = [isinstance(b.shrinkage, Tensor) for b in beliefs]
-        for kind in dict.fromkeys(kinds):
-            places = [k for k, other in enumerate(kinds) if other == kind]
-            noise.sample_all_(
-                [beliefs[k].parameter.detach() for k in places],
-                [beliefs[k].curvature for k in places],  # type: ignore[misc]
-                [beliefs[k].scale for k in places],
-                [beliefs[k].shrinkage for k in places],  # type: ignore[arg-type]
-                self.settings["seed"],
-                self._stream(),
-                places,
-                [means[k] for k in places],
-            )
+            moved = [p for p in self._trainable() if "offset" in self.state[p]]
+            return _Drawn(noisy, moved, [self.state[p]["offset"] for p in moved])
 
     # Steps
 
     @torch.no_grad()
-    def _update(
-        self, gathered: Gathered, gradient_scale: float, squares_scale: float, loss: Tensor | None
-    ) -> bool:
+    def _update(self, gathered: Gathered) -> bool:
         assert isinstance(gathered, GatheredProducts)
-        if not self._finite(gathered, loss):
+        if not self._finite(gathered):
             return False
-        per_example = 1 if self.settings["reduction"] == "mean" else gathered.examples / gathered.samples
-        unit = 1 / (gathered.samples * per_example)
-        if self.counters["step"] == 0:
-            self.counters["likelihood"] = self._world.largest(int(gathered.likelihood))[0]
+        unit = gathered.gradient_unit(self.settings["reduction"])
+        product_unit = unit * gathered.gradient_scale / gathered.squares_scale
         for group in self.param_groups:
             alike: dict[int, list[Tensor]] = {}
             for p in group["params"]:
@@ -216,8 +248,7 @@ class IVON(BayesianOptimizer):
                 if reached and (group["deterministic"] or id(p) in gathered.table):
                     alike.setdefault(self._count(group, p), []).append(p)
             for step, ready in alike.items():
-                self._update_some(group, step, ready, gathered, unit / gradient_scale, unit / squares_scale)
-        self._count_examples(gathered)
+                self._update_some(group, step, ready, gathered, unit, product_unit)
         return True
 
     def _update_some(
@@ -236,7 +267,7 @@ class IVON(BayesianOptimizer):
         starting = self._follow(group, step, states, parameters, gradients, gradient_unit, examples)
         own = [self._numbers_of(group, p) for p in parameters]
         priors = [self._shrinkage(group, p) for p in parameters]
-        numbers = kernel.Settings(
+        numbers = update.IVONNumbers(
             lr=[one.lr for one in own],
             beta1=group["betas"][0],
             beta2=1.0 if group["deterministic"] or starting else group["betas"][1],
@@ -250,7 +281,8 @@ class IVON(BayesianOptimizer):
         means = [p.detach() for p in parameters]
         offsets = [state["offset"] for state in states if "offset" in state]
         iterates = list(torch._foreach_add(means, offsets)) if offsets else means
-        kernel.ivon_all_(
+        update.ivon_(
+            ivon_update,
             iterates,
             [state["momentum"] for state in states],
             [state["curvature"] for state in states],
@@ -260,8 +292,11 @@ class IVON(BayesianOptimizer):
             [state["prior_mean"] for state in states] if "prior_mean" in states[0] else None,
             numbers,
         )
-        if offsets:
-            follow_(means, offsets, iterates, weight(self.settings["averaging"], self.counters["step"]))
+        weight = averaging_weight(self.settings["averaging"], self.counters["step"])
+        for mean, offset, iterate in zip(means, offsets, iterates, strict=False):
+            new = averaged(mean, iterate, weight)
+            mean.copy_(new[0])
+            offset.copy_(new[1])
 
     def _follow(
         self,
@@ -315,43 +350,13 @@ class IVON(BayesianOptimizer):
             state["step"] = torch.zeros(())
             state["momentum"] = torch.zeros_like(wide)
             state["curvature"] = torch.full_like(wide, 1.0 if start is None else start)
-            if self.settings["averaging"] and averages(group):
+            if self.settings["averaging"] and can_average(group):
                 state["offset"] = torch.zeros_like(p.detach())
             state[SCALE] = start_scale(p, 1.0 if start is None else start)
         for name, value in state.items():
             if name not in ("step", SCALE) and (value.device, value.dtype) != (wide.device, wide.dtype):
                 state[name] = value.to(wide)
         return state  # type: ignore[no-any-return]
-
-    def _shrinkage(self, group: dict[str, Any], p: Tensor) -> float | Tensor:
-        """δ̃ = τδ/N, a number or, under a posterior as prior, one a weight; none for normalisation layers."""
-        if group["deterministic"]:
-            return 0.0
-        own = self._numbers_of(group, p)
-        precision: float | Tensor = self.state[p].get("prior_precision", own.prior_precision)
-        unit: float = own.tempering / self.data_size
-        return precision * unit
-
-    def _numbers_of(self, group: dict[str, Any], p: Tensor) -> TensorNumbers:
-        """α, τ and δ of one parameter."""
-        scale = self._moved_state(group, p)[SCALE] if is_relative(group) else None
-        return numbers(group, scale, self.data_size, self._growth())
-
-    def beliefs(self) -> Iterator[Belief]:
-        """Every trainable parameter with what is known of it, in order."""
-        names, total = self.names(), self.data_size
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.requires_grad:
-                    curvature, own = self._moved_state(group, p)["curvature"], self._numbers_of(group, p)
-                    if "prior_precision" in self.state[p]:
-                        own = own._replace(prior_precision=math.nan)
-                    rest = own, total, group["deterministic"]
-                    yield Belief(names[id(p)], p, curvature, self._shrinkage(group, p), *rest)
-
-    def _parts(self, group: Mapping[str, Any]) -> list[Part]:
-        members = set(map(id, group["params"]))
-        return [part_of(b) for b in self.beliefs() if id(b.parameter) in members]
 
     # What is believed
 
@@ -362,19 +367,4 @@ class IVON(BayesianOptimizer):
         self._refuse_inside("take the posterior")
         mean = {b.name: b.parameter.detach() for b in self.beliefs()}
         variance = {b.name: b.variance() for b in self.beliefs() if not b.deterministic}
-        first = self.param_groups[0]
-        metadata = {
-            "method": type(self).__name__,
-            "data_size": self.settings["data_size"],
-            "augmentation": self.settings["augmentation"],
-            "tempering": first["tempering"],
-            "prior_precision": first["prior_precision"],
-            "noise": first["noise"],
-            "step": self.counters["step"],
-        }
-        return DiagonalPosterior(mean, variance, metadata)
-
-    @whole(WIDTHS)
-    def curvature(self) -> dict[str, Tensor]:
-        """h by name; a copy."""
-        return {b.name: b.curvature.clone() for b in self.beliefs() if b.curvature is not None}
+        return DiagonalPosterior(mean, variance, self._metadata("tempering", "prior_precision", "noise"))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from credo.kernels.lists import Numbers
+from credo.kernels.tensors import Numbers
 from credo.optim import arguments
 
 STEP = 0.006  # r

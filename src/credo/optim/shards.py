@@ -19,7 +19,7 @@ from torch import Tensor
 from credo.distributed import ALONE, World
 from credo.distributed.dividing import cut
 from credo.errors import CallOrderError, InvalidValue
-from credo.kernels.lists import flat, is_dense, reordered
+from credo.kernels.tensors import flat, is_dense, reordered
 
 State = defaultdict[Tensor, Any]  # torch's: what an optimiser keeps of each parameter
 NOTHING = nullcontext()

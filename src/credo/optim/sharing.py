@@ -16,7 +16,7 @@ from torch import Tensor
 
 from credo.distributed.reduction import Row
 from credo.errors import CallOrderError
-from credo.kernels.lists import flat, reordered
+from credo.kernels.tensors import flat, reordered
 from credo.optim.columns import Column, Sums
 from credo.optim.shards import Shards
 

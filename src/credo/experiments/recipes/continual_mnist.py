@@ -90,8 +90,8 @@ def on_fashion(row: Row) -> Row:
 
 # An epoch has a fifth of the steps of Permuted MNIST, so that it takes five times the epochs to have as many.
 # At CPU size batches of 32, so that a task has 7,040 steps: the rates of Permuted MNIST need them, for the initial
-# precision to fade and the mean to return (`credo.continual.remaining_distance`). With batches of 128 the last task broke the
-# others (docs/log.md).
+# precision to fade and the mean to return (`credo.continual.remaining_distance`). With batches of 128 the last task
+# broke the others (docs/log.md).
 VOGN_ON_SPLIT: Final = replace(VOGN_ON_CPU, batch_size=32, tasks=replace(FIVE, hold=0.7, last_lr=0.03))
 SPLIT: Final = (
     Row("vogn", on(VOGN, "split", epochs=500), on(VOGN_ON_SPLIT, "split", epochs=20)),

@@ -1,14 +1,20 @@
-"""What the element-wise kernels share: lists of tensors as arrays of pointers, tensors as rows of memory."""
+"""What the element-wise kernels share: lists of tensors as arrays of pointers, tensors as rows of memory.
+
+`TensorList` is how an algorithm hands over tensors that it uses at every step: addresses, sizes and types are looked at
+once. An algorithm never sees them; it asks `current()`, and makes another list when something has changed.
+"""
 
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from operator import is_
 from struct import pack
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard, final
 
 import torch
 from torch import Tensor
 
+from credo.errors import CallOrderError
 from credo.kernels.native import Kernel, kernel
 
 Row = Sequence[Tensor]  # one tensor for each parameter
@@ -28,25 +34,59 @@ class Call(NamedTuple):
     length: ctypes.c_int64
 
 
-class Steady(list[Tensor]):
-    """A row of tensors that stay as they are, and so are looked at once instead of at every call.
+@final
+class TensorList(list[Tensor]):
+    """Tensors that are looked at once instead of at every call; it is not to be changed.
 
-    Who makes it must make another when one of them has changed its memory, type or shape.
+    What was seen holds while they are `current`.
     """
 
     def __init__(self, tensors: Iterable[Tensor]):
         super().__init__(tensors)
-        self.numels = [tensor.numel() for tensor in self]
-        self.sizes = whole_numbers(*self.numels)
         self.seen = _walk(self)
+        self.numels = self.seen.numels
+        self.sizes = whole_numbers(*self.numels)
+        self._known = [(t, t.data_ptr(), t.dtype, t.shape, t.stride()) for t in self if t.is_cpu]
+
+    def stands_for(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether it is of these very tensors, and what was seen of them holds.
+
+        Equal ones are not enough, and comparing them would take long.
+        """
+        return len(self) == len(tensors) and all(map(is_, self, tensors)) and self.current()
+
+    def current(self) -> bool:
+        """Whether all are where they were, of the same type, shape and order; unknown, so False, on a device."""
+        if len(self._known) != len(self):
+            return False
+        for tensor, address, dtype, shape, stride in self._known:
+            if (
+                tensor.data_ptr() != address
+                or tensor.dtype is not dtype
+                or tensor.shape != shape
+                or tensor.stride() != stride
+                or not tensor.is_cpu
+            ):
+                return False
+        return True
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether it is of these very tensors. Equal ones are not enough, and comparing them would take long."""
+        return len(self) == len(tensors) and all(map(is_, self, tensors))
 
     @cached_property
     def flats(self) -> list[Tensor]:
         return [flat(tensor.detach()) for tensor in self]
 
+    @cached_property
+    def buffers(self) -> "TensorList":
+        """Memory for a copy of each; kept between steps, because fresh pages are slow."""
+        return TensorList([torch.empty_like(tensor.detach()) for tensor in self])
 
-class Kept:
-    """Where a draw puts the means by, and whether they are there (`done`): kernels say so themselves.
+
+@final
+class Backup:
+    """Where a draw puts the means, and whether they are there (`done`): kernels say so themselves.
 
     An interrupt may come before the caller could note it.
     """
@@ -55,6 +95,11 @@ class Kept:
         self.places = places
         self.done = ctypes.c_int64(0)
 
+    @property
+    def taken(self) -> bool:
+        """Whether the means are there, and no longer in the parameters."""
+        return bool(self.done.value)
+
 
 class Look(NamedTuple):
     """What a kernel wants to know of a row."""
@@ -62,43 +107,52 @@ class Look(NamedTuple):
     dtype: torch.dtype | None  # of all of them, if they are on the CPU and of one type
     contiguous: bool
     addresses: bytes
-
-
-def _look(row: Row) -> Look:
-    return row.seen if isinstance(row, Steady) else _walk(row)
+    numels: list[int]  # the number of elements of each
 
 
 def _walk(row: Row) -> Look:
     """One, for all questions: on a small network they take longer than the kernel."""
-    dtype, contiguous, pointers = row[0].dtype if row else None, True, []
+    dtype, contiguous, pointers, numels = row[0].dtype if row else None, True, [], []
     for tensor in row:
+        numels.append(tensor.numel())
         if tensor.dtype is not dtype or not tensor.is_cpu:
-            return Look(None, False, b"")
-        contiguous = contiguous and tensor.is_contiguous()
-        pointers.append(tensor.data_ptr())
-    return Look(dtype, contiguous, pack(f"{len(pointers)}P", *pointers))
+            dtype = None
+        if dtype is not None:
+            contiguous = contiguous and tensor.is_contiguous()
+            pointers.append(tensor.data_ptr())
+    if dtype is None:
+        return Look(None, False, b"", numels)
+    return Look(dtype, contiguous, pack(f"{len(pointers)}P", *pointers), numels)
 
 
 def call(name: str, *rows: Row | None, stacked: bool = False) -> Call | None:
-    """How to call a kernel for these tensors; None where a twin must do it. A row that is None has null pointers.
+    """How to call a kernel for these tensors; None where the reference must do it. A row may be None: null pointers.
 
     A kernel wants all of them on the CPU and of one type, and the elements of each parameter's tensors in the same
     order without gaps. It goes by the sizes of the first row, which those of the others must have: unless `stacked`,
     where the caller knows how many of the one there are for each of the other.
     """
     first = rows[0]
-    if not first or (function := function_for(name, (seen := _look(first)).dtype)) is None:
+    if not first:
         return None
-    nulls, looks = Look(seen.dtype, True, bytes(8 * len(first))), [seen]
+    seen = first.seen if isinstance(first, TensorList) else _walk(first)
+    function = kernel(f"{name}_{_SUFFIXES[seen.dtype]}") if seen.dtype in _SUFFIXES else None
+    if function is None:
+        return None
+    addresses, contiguous, nulls = [seen.addresses], seen.contiguous, bytes(8 * len(first))
     for row in rows[1:]:
-        look = nulls if row is None else seen if row is first else _look(row)
-        if look.dtype is not seen.dtype or not (stacked or row is None or numels(row) == numels(first)):
+        if row is None:
+            addresses.append(nulls)
+            continue
+        look = seen if row is first else row.seen if isinstance(row, TensorList) else _walk(row)
+        if look.dtype is not seen.dtype or not (stacked or look.numels == seen.numels):
             return None
-        looks.append(look)
-    if not all(look.contiguous for look in looks) and not aligned(*[row for row in rows if row is not None]):
+        contiguous = contiguous and look.contiguous
+        addresses.append(look.addresses)
+    if not contiguous and not aligned(*[row for row in rows if row is not None]):
         return None
-    sizes = first.sizes if isinstance(first, Steady) else whole_numbers(*numels(first))
-    return Call(function, b"".join([look.addresses for look in looks]), sizes, ctypes.c_int64(len(first)))
+    sizes = first.sizes if isinstance(first, TensorList) else whole_numbers(*seen.numels)
+    return Call(function, b"".join(addresses), sizes, ctypes.c_int64(len(first)))
 
 
 def each(numbers: Numbers, count: int) -> Sequence[float]:
@@ -111,14 +165,20 @@ def is_number(value: Numbers | Row) -> TypeGuard[Numbers]:
     return isinstance(value, float | int) or (len(value) > 0 and not isinstance(value[0], Tensor))
 
 
-def function_for(name: str, dtype: torch.dtype | None) -> Kernel | None:
-    """The kernel of that name for tensors of that type, where there is one."""
-    return kernel(f"{name}_{_SUFFIXES[dtype]}") if dtype in _SUFFIXES else None
-
-
 def numels(row: Row) -> list[int]:
     """The number of elements of each."""
-    return row.numels if isinstance(row, Steady) else [tensor.numel() for tensor in row]
+    return row.numels if isinstance(row, TensorList) else [tensor.numel() for tensor in row]
+
+
+def require_same_sizes(*rows: Row) -> None:
+    """What would be read or written beyond its end, or repeated in silence, is an error."""
+    for k, tensors in enumerate(zip(*rows, strict=True)):
+        sizes = [tensor.numel() for tensor in tensors]
+        if len(set(sizes)) > 1:
+            raise CallOrderError(
+                f"the size of tensor {k} of a list must be that of its fellows in the other lists, got {sizes}. One of "
+                "them was replaced: construct the optimiser after changing the model."
+            )
 
 
 def aligned(*rows: Row) -> bool:
@@ -132,7 +192,9 @@ def aligned(*rows: Row) -> bool:
 
 
 def _contiguous(row: Row) -> bool:
-    return row.seen.contiguous if isinstance(row, Steady) else all(tensor.is_contiguous() for tensor in row)
+    return (
+        row.seen.contiguous if isinstance(row, TensorList) else all(tensor.is_contiguous() for tensor in row)
+    )
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -164,7 +226,7 @@ def flat(tensor: Tensor) -> Tensor:
 
 def flats(row: Row) -> list[Tensor]:
     """`flat` for each."""
-    return row.flats if isinstance(row, Steady) else [flat(tensor) for tensor in row]
+    return row.flats if isinstance(row, TensorList) else [flat(tensor) for tensor in row]
 
 
 class Piece(NamedTuple):
@@ -182,15 +244,15 @@ class Piece(NamedTuple):
 def blocks(sizes: Sequence[int], block: int, largest: int) -> Iterator[list[Piece]]:
     """Tensors of these sizes as a row, `block` elements of it at a time, in pieces of which none is larger than so."""
     pieces: list[Piece] = []
-    room = block
+    left = block
     for k, size in enumerate(sizes):
         begin = 0
         while begin < size:
-            pieces.append(Piece(k, begin, min(size, begin + min(largest, room))))
-            begin, room = pieces[-1].end, room - pieces[-1].size
-            if room == 0:
+            pieces.append(Piece(k, begin, min(size, begin + min(largest, left))))
+            begin, left = pieces[-1].end, left - pieces[-1].size
+            if left == 0:
                 yield pieces
-                pieces, room = [], block
+                pieces, left = [], block
     if pieces:
         yield pieces
 

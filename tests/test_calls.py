@@ -1,0 +1,83 @@
+"""How many of credo's Python functions one step calls, and in how many files: counted, not timed.
+
+Calls cost a small network's step more than its arithmetic does. The budgets are what is needed today and little more;
+who needs less lowers them.
+"""
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import credo
+
+ROOT = str(Path(credo.__file__).parent) + "/"
+STEP = 5  # factors of K-FAC are not refreshed at it
+
+
+class Budget(NamedTuple):
+    """At most so many."""
+
+    calls: int
+    files: int
+    switches: int  # of files, from one call to the next
+
+
+BUDGETS = {
+    "VOGN": Budget(273, 29, 159),
+    "OGN": Budget(239, 28, 137),
+    "IVON": Budget(444, 27, 242),
+    "KFAC": Budget(853, 33, 453),
+    "NoisyKFAC": Budget(979, 34, 521),
+    "BayesByBackprop": Budget(337, 27, 154),
+}
+
+
+def files_of_one_step(method: str) -> list[str]:
+    """The file of each call of credo's, in order."""
+    model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
+    optimizer = getattr(credo, method)(model, data_size=500)
+    x, y = torch.randn(32, 20), torch.randint(0, 3, (32,))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(STEP - 1):
+        optimizer.step(closure)
+    found: list[str] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(ROOT):
+            found.append(frame.f_code.co_filename.removeprefix(ROOT))
+
+    sys.setprofile(note)
+    try:
+        optimizer.step(closure)
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def counted(files: list[str]) -> Budget:
+    switches = sum(one != other for one, other in pairwise(files))
+    return Budget(len(files), len(set(files)), switches)
+
+
+@pytest.mark.skipif(not credo.kernels.status().enabled, reason="the budgets are those of the kernels")
+@pytest.mark.parametrize("method", BUDGETS)
+def test_a_step_keeps_to_its_budget(method: str) -> None:
+    found = counted(files_of_one_step(method))
+    assert all(own <= most for own, most in zip(found, BUDGETS[method], strict=True)), found
+
+
+def test_the_count_is_the_same_at_every_run() -> None:
+    assert files_of_one_step("VOGN") == files_of_one_step("VOGN")
