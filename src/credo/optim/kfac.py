@@ -15,7 +15,19 @@ from credo.posterior import Posterior
 
 @final
 class KFAC(KroneckerOptimizer):
-    """As `NoisyKFAC`, without noise in the weights; the arguments mean the same."""
+    """As `NoisyKFAC`, without noise in the weights; the arguments mean the same.
+
+    params: as for `VOGN`: a module, named_parameters(), parameters(), or parameter groups.
+    data_size: N, the number of training examples; augmentation: how many times larger the data are for being augmented.
+    lr, damping, tempering, prior_precision: None, chosen for each tensor (docs/defaults.md).
+    momentum, ema_rate: β₁, as in SGD, and the weight of the *new* factors.
+    prior: a posterior to start from; `prior_precision` is then unused.
+    damping_form: "eigen" or "pi"; fisher: "empirical" or "true"; sharing: "expand" or "reduce" (see `NoisyKFAC`).
+    factor_interval, inverse_interval: how many steps factors and inverses are kept for.
+    reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
+    seed: of draws from the posterior and of labels; steps have no other noise.
+    sharded, mc_groups: among several processes, as for `NoisyKFAC`.
+    """
 
     _trains_with_noise = False
 

@@ -33,7 +33,14 @@ class NoisyKFAC(KroneckerOptimizer):
 
     params: as for `VOGN`; a group may have its own lr, momentum, ema_rate, prior_precision, damping, tempering,
         deterministic.
+    data_size: N, the number of training examples; augmentation: how many times larger the data are for being augmented.
+    lr, damping, tempering, prior_precision: None, chosen for each tensor (docs/defaults.md).
+    momentum: β₁, as in SGD.
     ema_rate: weighs the *new* factors.
+    mc_samples: K weight samples a step, each on the whole minibatch.
+    reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
+    seed: of the samples; the global generator is not used.
+    mc_groups: among several processes, as for `VOGN`.
     prior: a posterior to start from. Its mean and variances pull the mean, weight by weight; in the damping of a
         layer stands the average of its precisions.
     damping_form: "eigen" adds δ̃ + γ to the product of the factors, exactly. "pi", the paper's, shares it between the
