@@ -90,4 +90,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, *_BASELINES, *optim.LATER, "tune"})
+    own = globals().keys() - {"Any", "TYPE_CHECKING", "import_module"}
+    return sorted({*own, *_LATER, *_BASELINES, *optim.LATER, "tune"})

@@ -172,9 +172,9 @@ def squared_gradients(
     *,
     examples: int | None = None,
 ) -> dict[str, Tensor]:
-    """Name → Σᵢ gᵢ² for the loss that `loss()` returns; `.grad` is left alone.
+    """Name → Σᵢ gᵢ² for the loss that `loss()` returns, by the names of `model`; `.grad` is left alone.
 
-    A parameter that the loss does not reach has zeros.
+    A parameter that the loss does not reach has zeros. `reduction` and `examples` are those of `capture`.
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with capture(model, reduction, examples=examples) as stats:

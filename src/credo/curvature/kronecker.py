@@ -218,11 +218,12 @@ def kronecker_factors(
     sharing: str = "expand",
     examples: int | None = None,
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Layer name → (A, G) for the loss that `loss()` returns; the bias is A's last row and column.
+    """Layer name of `model` → (A, G) for the loss that `loss()` returns; the bias is A's last row and column.
 
     vec is column-stacked: A ⊗ G stands for the mean of vec(∇[W b])vec(∇[W b])ᵀ. `sharing` says how the
     positions of one example are treated, "expand" or "reduce". Linear layers and convolutions are in it (with groups,
     as stacks of matrices); one that is used more than once has no such factors and raises. `.grad` is left alone.
+    `reduction` and `examples` are those of `capture`.
     """
     if reduction not in ("mean", "sum"):
         raise InvalidValue(f"reduction must be 'mean' or 'sum', as the loss is; got {reduction!r}.")

@@ -76,6 +76,10 @@ class BayesByBackprop(BayesianOptimizer):
     and take the KL from samples too.
 
     params: as for `VOGN`; a group may have its own lr, prior_precision, tempering, local, deterministic.
+    data_size: N, the number of training examples; augmentation: how many times larger the data are for being augmented.
+    lr: of the inner optimiser, on its scale; prior_precision: δ = 1/σ₀²; prior: a posterior instead.
+    reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
+    seed: of the samples; the global generator is not used.
     inner: makes the optimiser that moves μ and log σ², from parameter groups: torch.optim.Adam unless given, or
         say `functools.partial(torch.optim.SGD, momentum=0.9)`. Schedules of lr are set on this optimiser.
     local: noise on the outputs of Linear and Conv layers instead of on their weights (see `reparameterisation`).

@@ -97,6 +97,11 @@ class IVON(DiagonalOptimizer):
         posterior = optimizer.posterior()
 
     params: as for `VOGN`; a group may have its own lr, betas, prior_precision, tempering, clip_radius, deterministic.
+    data_size: N, the number of training examples; augmentation: how many times larger the data are for being augmented.
+    mc_samples: K weight samples a step, each on the whole minibatch.
+    prior: a posterior to start from; `prior_precision` is then unused.
+    reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
+    seed: of the samples; the global generator is not used.
     betas: weigh the *old* momentum and curvature, as Adam's do.
     prior_precision: δ. IVON's weight decay is δ̃ = τδ/N, so δ = weight_decay·N/τ.
     lr, tempering, prior_precision: None, by a rule that follows each tensor (docs/defaults.md). With an `lr` the others
@@ -106,7 +111,7 @@ class IVON(DiagonalOptimizer):
         the first gradients, see above.
     averaging: η, the mean is over about the last 1/(η + 1) of all steps; 0: no average.
     clip_radius: bounds every weight's step to lr·clip_radius.
-    shared_noise, sharded: as for `VOGN`, among several processes.
+    shared_noise, sharded, mc_groups: as for `VOGN`, among several processes.
     """
 
     _gathered: GatheredProducts

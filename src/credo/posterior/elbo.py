@@ -40,6 +40,9 @@ def elbo(
 
     `loss` is called with a copy of the model, in eval mode and with sampled weights, and returns the
     mean loss over examples: `lambda model: F.cross_entropy(model(x), y)`. The model is never touched.
+
+    E_q[−log p(D|w)] is `data_size` times the mean of that loss over `samples` draws from the posterior, whose stream is
+    `seed`'s. The KL divergence is to N(0, 1/prior_precision), or to `prior`, and weighs `tempering`.
     """
     total, weight = whole("data_size", data_size, at_least=1), positive("tempering", tempering)
     private, samples, seed = (

@@ -65,6 +65,10 @@ def tune(
         is finished.
     settings: keyword arguments of the optimiser. What is searched starts from them, and the rest stays.
     search: which numbers (`credo.experiments.tuning.SPACES` has a row for each method); a mapping gives ranges.
+    epochs, batch_size: of every trial.
+    task, samples: of `credo.predict`, which makes the validation NLL.
+    data_size: N, where the training data do not tell their number.
+    device: where trials run; progress: whether a bar is shown.
     milestones: epochs after which the learning rate falls to a tenth.
     seed, seeds: every trial is trained with `seeds` seeds, `seed` the first, and its score is the mean. With few data
         one seed decides more than the numbers do. Whether a trial is dropped early, the first decides.
