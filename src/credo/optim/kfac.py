@@ -350,6 +350,17 @@ def _scaled(precision: Tensor, lr: float, momenta: list[Tensor]) -> list[Tensor]
 class KFAC(_Kronecker):
     """As `NoisyKFAC`, without noise in the weights; the arguments mean the same.
 
+    params: as for `VOGN`: a module, named_parameters(), parameters(), or parameter groups.
+    data_size: N, the number of training examples; augmentation: how many times larger the data are for being augmented.
+    lr, damping, tempering, prior_precision: None, chosen for each tensor (docs/defaults.md).
+    momentum, ema_rate: β₁, as in SGD, and the weight of the *new* factors.
+    prior: a posterior to start from; `prior_precision` is then unused.
+    damping_form: "eigen" or "pi"; fisher: "empirical" or "true"; sharing: "expand" or "reduce" (see `NoisyKFAC`).
+    factor_interval, inverse_interval: how many steps factors and inverses are kept for.
+    reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
+    seed: of draws from the posterior and of labels; steps have no other noise.
+    sharded, mc_groups: among several processes, as for `NoisyKFAC`.
+
     >>> import torch, credo
     >>> model = torch.nn.Linear(2, 1)
     >>> optimizer = credo.KFAC(model, data_size=100)
@@ -427,7 +438,14 @@ class NoisyKFAC(_Kronecker):
 
     params: as for `VOGN`; a group may have its own lr, momentum, ema_rate, prior_precision, damping, tempering,
         deterministic.
+    data_size: N, the number of training examples; augmentation: how many times larger the data are for being augmented.
+    lr, damping, tempering, prior_precision: None, chosen for each tensor (docs/defaults.md).
+    momentum: β₁, as in SGD.
     ema_rate: weighs the *new* factors.
+    mc_samples: K weight samples a step, each on the whole minibatch.
+    reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
+    seed: of the samples; the global generator is not used.
+    mc_groups: among several processes, as for `VOGN`.
     prior: a posterior to start from. Its mean and variances pull the mean, weight by weight; in the damping of a
         layer stands the average of its precisions.
     damping_form: "eigen" adds δ̃ + γ to the product of the factors, exactly. "pi", the paper's, shares it between the

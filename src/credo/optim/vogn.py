@@ -536,6 +536,17 @@ class OGN(_GaussNewton):
     The deterministic version (Osawa et al. 2019, appendix D). Its posterior N(μ, σ²) is a Laplace approximation. Tune
     it like Adam first, then move to VOGN with the same numbers.
 
+    params: a module, named_parameters(), parameters(), or parameter groups.
+    data_size: N, the number of training examples; augmentation: how many times larger the data are for being augmented.
+    lr, damping, tempering, prior_precision: None, chosen for each tensor (docs/defaults.md).
+    momentum, ema_rate: β₁, as in SGD, and the weight of the *new* squares.
+    averaging: η, the mean is over about the last 1/(η + 1) of all steps; 0: the last iterate.
+    prior: a posterior to start from; `prior_precision` is then unused.
+    initial_curvature, initial_precision: s₀, or where 1/σ² starts.
+    reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
+    seed: of draws from the posterior; steps have no noise.
+    sharded, mc_groups: among several processes, as for `VOGN`.
+
     >>> import torch, credo
     >>> model = torch.nn.Linear(2, 1)
     >>> optimizer = credo.OGN(model, data_size=100)
