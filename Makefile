@@ -14,14 +14,19 @@ test: .venv/dev.stamp             ## every test
 # With VERSION=2.15.0, say; TESTS narrows what is run. On Linux the package index answers with a CUDA build of several
 # gigabytes; TORCH_INDEX=https://download.pytorch.org/whl/cpu has small ones. `make clean` removes the environment.
 TESTS ?= tests
-test-torch:                       ## every test with another version of torch, in an environment of its own
-	@test -n "$(VERSION)" || { echo "say which: make test-torch VERSION=2.15.0" >&2; exit 2; }
-	test -x .venv-torch-$(VERSION)/bin/python || $(PYTHON) -m venv .venv-torch-$(VERSION)
-	.venv-torch-$(VERSION)/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(VERSION)'
-	echo 'torch==$(VERSION)' > .venv-torch-$(VERSION)/constraints.txt
-	.venv-torch-$(VERSION)/bin/pip install --quiet --constraint .venv-torch-$(VERSION)/constraints.txt --editable '.[test]'
-	.venv-torch-$(VERSION)/bin/python -c "import platform, numpy, torch; print('python', platform.python_version(), 'torch', torch.__version__, 'numpy', numpy.__version__)"
+test-torch: .venv-torch-$(VERSION)/torch.stamp    ## every test with another version of torch
+	.venv-torch-$(VERSION)/bin/python -c "import platform as p, numpy as n, torch as t; print('python', p.python_version(), 'torch', t.__version__, 'numpy', n.__version__)"
 	.venv-torch-$(VERSION)/bin/python -m pytest $(TESTS)
+
+.venv-torch-%/torch.stamp: $(INPUTS)
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$*'
+	echo 'torch==$*' > $(@D)/constraints.txt
+	$(@D)/bin/pip install --quiet --constraint $(@D)/constraints.txt --editable '.[test]'
+	@touch $@
+
+.venv-torch-/torch.stamp:
+	@echo "say which version: make test-torch VERSION=2.15.0" >&2; exit 2
 
 check: .venv/dev.stamp            ## lint, format, types
 	$(BIN)/ruff check .
