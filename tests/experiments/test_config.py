@@ -1,11 +1,12 @@
 """Settings from text: nothing is guessed, and what is wrong is found with its place (row 63)."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from credo.errors import InvalidType, InvalidValue
-from credo.experiments.overrides import parse_assignments, with_overrides
+from credo.experiments.overrides import check_training, parse_assignments, with_overrides
 from credo.experiments.recipe import Training
 from credo.experiments.recipe_file import load_recipe
 
@@ -175,3 +176,17 @@ def test_row_63_values_from_python_must_have_the_type(value: dict[str, object]) 
 def test_options_follow_the_method_that_is_set_beside_them() -> None:
     changed = with_overrides(BASE, parse_assignments(["beta1=0.5", "method=adam"]))
     assert (changed.method, changed.settings["beta1"]) == ("adam", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("-6", -6.0), (-6.0, -6.0), (-6, -6), ("relative", "relative")], ids=repr
+)
+def test_a_number_may_stand_in_place_of_a_word(value: object, expected: object) -> None:
+    """Where σ starts in Bayes by Backprop: "relative" to the weights unless given, or a number."""
+    training = with_overrides(Training("bbb", "mlp", "digits"), {"initial_log_variance": value})
+    assert training.settings == {"initial_log_variance": expected}
+    check_training(training)
+    with pytest.raises(InvalidType, match="initial_log_variance"):
+        with_overrides(training, {"initial_log_variance": "relativ"})
+    with pytest.raises(InvalidType, match="initial_log_variance"):
+        check_training(replace(training, settings={"initial_log_variance": True}))

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from credo.cli.worker import Orders, work
 from credo.continual import MultiHead
 from credo.data import Examples, Splits
 from credo.errors import IntegrityError, InvalidValue
 from credo.experiments import Recipe, Row, report
 from credo.experiments.checkpoint import Checkpoints
 from credo.experiments.overrides import check_training
+from credo.experiments.queue_file import job_of, load_queue
+from credo.experiments.queue_state import status_of
 from credo.experiments.recipes import RECIPES, recipe
 from credo.experiments.records import read_record, write_record
 from credo.experiments.results import load_results
@@ -293,6 +296,24 @@ def test_what_is_for_single_tasks_is_refused(tmp_path):
         run(RECIPES["permuted-mnist"], only=["adam"], overrides={"epochs": 1}, out=tmp_path)
     with pytest.raises(InvalidValue, match="is a stream of tasks"):
         run(RECIPES["permuted-mnist"], only=["adam"], ensemble=2, out=tmp_path)
+
+
+def test_a_queue_takes_streams(tmp_path, monkeypatch):
+    monkeypatch.setitem(RECIPES, "permuted-mnist", tiny(RECIPES["permuted-mnist"]))
+    (tmp_path / "queue.toml").write_text(
+        '[[runs]]\nrecipe = "permuted-mnist"\nrow = "adam"\nseeds = [0, 1]\n'
+    )
+    facts = {"out": str(tmp_path / "runs"), "results": str(tmp_path / "kept"), "data": None, "device": "cpu"}
+    for job in load_queue(tmp_path / "queue.toml"):
+        for _ in range(2):  # the second time it has finished
+            work(job_of(job.facts()), facts, Orders())
+        status = status_of(job.folder(tmp_path / "runs"))
+        assert (status.state, status.step, status.steps) == ("finished", 12, 12)
+        assert read_record(job.record(tmp_path / "kept"))[-1]["as_trained"]["average_accuracy"] > 0
+    changed = '[[runs]]\nrecipe = "permuted-mnist"\nrow = "adam"\nseed = 0\nsettings = { epochs = 1 }\n'
+    (tmp_path / "queue.toml").write_text(changed)
+    with pytest.raises(InvalidValue, match="stream of tasks"):
+        load_queue(tmp_path / "queue.toml")
 
 
 def test_stored_runs_keep_their_form(tmp_path):

@@ -29,6 +29,7 @@ from credo.experiments.recipe import Setting
 from credo.experiments.tasks import PredictionTask
 from credo.optim import IVON, KFAC, OGN, VOGN, BayesByBackprop, NoisyKFAC
 from credo.optim.arguments import number
+from credo.optim.bayes_by_backprop import RELATIVE
 from credo.optim.groups import parameter_groups
 
 # Not the recipe's to choose
@@ -216,8 +217,10 @@ def checked_options(
 
 def check_type(name: str, value: object, default: object) -> None:
     """Whether `value` is what a default such as this stands for; a whole number may stand for a real one."""
-    if isinstance(default, bool | str):
-        wanted: tuple[type, ...] = (type(default),)
+    if default == RELATIVE:  # the word, or a number in its place
+        wanted: tuple[type, ...] = (str, int, float)
+    elif isinstance(default, bool | str):
+        wanted = (type(default),)
     elif isinstance(default, int):
         wanted = (int,)
     elif isinstance(default, float) or default is None:

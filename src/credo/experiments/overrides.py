@@ -17,6 +17,7 @@ from credo.experiments.recipe import TaskStream, Training
 from credo.experiments.streams import stream_method
 from credo.experiments.tasks import TASKS
 from credo.optim.arguments import number, seed, whole
+from credo.optim.bayes_by_backprop import RELATIVE
 
 TABLES: Final = ("settings", "model_options")
 OF_STREAMS: Final = (*TABLES, "method", "model", "data", "epochs", "batch_size", "samples", "tasks")
@@ -71,7 +72,9 @@ def _options(training: Training) -> dict[str, tuple[object, tuple[str, str]]]:
 
 
 def read_option(key: str, value: object, default: object) -> Any:
-    if isinstance(value, str) and not isinstance(default, str):
+    if isinstance(value, str) and default == RELATIVE != value:  # a number in place of the word
+        value = _number(key, value)
+    elif isinstance(value, str) and not isinstance(default, str):
         reader = _boolean if isinstance(default, bool) else _whole if isinstance(default, int) else _number
         value = reader(key, value)
     check_type(key, value, default)
