@@ -239,3 +239,23 @@ def test_the_order_of_outputs_does_not_matter_to_a_loss():
             F.cross_entropy(model(x)[order], torch.arange(M)[order]).backward()
         squares.append(stats.squares[model.inner.weight])
     assert relative_error(squares[1], squares[0]) < 1e-12
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_group_norms_over_examples_are_refused(groups):
+    """On (T, M, d) the examples are channels; a group of several of them, or of places, mixes them."""
+    layer, x = nn.Linear(3, 3).double(), torch.randn(4, 2, 3, dtype=torch.float64)
+    with pytest.raises(CredoError, match="NativeGroupNormBackward0 normalises"), credo.capture(layer):
+        F.group_norm(layer(x).transpose(0, 1), groups).pow(3).mean().backward()
+
+
+def test_group_norms_of_single_channels_keep_examples_apart():
+    layer, x = nn.Linear(3, 3).double(), torch.randn(4, 2, 3, dtype=torch.float64)
+
+    def loss(part):
+        return F.group_norm(layer(part).transpose(0, 1), len(part)).pow(3).sum((0, 2)).mean()
+
+    with credo.capture(layer) as stats:
+        loss(x).backward()
+    truth = sum(torch.autograd.grad(loss(x[i : i + 1]), layer.weight)[0].square() for i in range(4))
+    assert torch.allclose(stats.squares[layer.weight], truth, rtol=1e-9)

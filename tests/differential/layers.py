@@ -9,7 +9,9 @@ from random import Random
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
 
@@ -27,6 +29,13 @@ class Map(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, x)
+
+
+class Symmetric(nn.Module):
+    """A weight that is its own transpose."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.triu() + weight.triu(1).mT
 
 
 def parameter(*shape: int) -> nn.Parameter:
@@ -95,6 +104,30 @@ def sequence_layers(t: int, d: int) -> dict[str, Callable[[], nn.Module]]:
         ),
         "rnn cell": lambda: Map(unrolled, cell=nn.RNNCell(d, d)),
         "checkpoint": lambda: Map(lambda m, x: checkpoint(m.a, x, use_reentrant=False), a=nn.Linear(d, d)),
+        "wrapped": lambda: Map(lambda m, x: m.a(x), a=nn.Sequential(nn.Sequential(nn.Linear(d, d)))),
+        "parametrised": lambda: register_parametrization(nn.Linear(d, d), "weight", Symmetric()),
+        "low rank": lambda: Map(
+            lambda m, x: F.linear(x, m.w + m.b @ m.a),
+            w=torch.randn(d, d),
+            a=parameter(1, d),
+            b=parameter(d, 1),
+        ),
+        "called by functions": lambda: Map(
+            lambda m, x: functional_call(m.a, dict(m.a.named_parameters()), (x,)), a=nn.Linear(d, d)
+        ),
+        "two heads": lambda: Map(
+            lambda m, x: m.a(x) * m.b(x.mean(1)).unsqueeze(1), a=nn.Linear(d, d), b=nn.Linear(d, d)
+        ),
+        "mixture of experts": lambda: Map(
+            lambda m, x: sum(
+                g.unsqueeze(-1) * e(x) for g, e in zip(m.g(x).softmax(-1).unbind(-1), m.e, strict=True)
+            ),
+            g=nn.Linear(d, 2),
+            e=nn.ModuleList([nn.Linear(d, d), nn.Linear(d, d)]),
+        ),
+        "codebook": lambda: Map(
+            lambda m, x: x + (m.p[torch.cdist(x, m.p.detach()).argmin(-1)] - x) * 0.5, p=parameter(3, d)
+        ),
         "bilinear": lambda: Map(lambda m, x: m.a(x, x), a=nn.Bilinear(d, d, d)),
         "gate": lambda: Map(lambda m, x: x * m.a(x.mean(1)).sigmoid().unsqueeze(1), a=nn.Linear(d, d)),
         "token": lambda: Map(
@@ -145,6 +178,12 @@ ROWWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "topk": lambda x: x + x.topk(1, -1).values,
     "detached gate": lambda x: x * x.detach().sigmoid(),
     "double": lambda x: x + x,
+    "renormed": lambda x: torch.renorm(x, 2, 0, 1.0),
+    "straight through": lambda x: x + (x.round() - x).detach(),
+    "windows of positions": lambda x: F.pad(x, (0, 0, 1, 0)).unfold(1, 2, 1).mean(-1),
+    "with noise in front": lambda x: (x.unsqueeze(0) + torch.ones(5, 1, *x.shape[1:], dtype=x.dtype)).mean(0),
+    "outer products": lambda x: torch.einsum("bti,btj->btij", x, x).mean(-1),
+    "quantile": lambda x: x - x.quantile(0.5, dim=2, keepdim=True),
     "long way": lambda x: x.unsqueeze(0).squeeze(0).unsqueeze(-1).squeeze(-1).contiguous(),
 }
 
@@ -190,6 +229,24 @@ MIXING: dict[str, Callable[[Tensor], Tensor]] = {
     "product of all": lambda x: x + x.prod(0),
     "largest of all": lambda x: x - x.max(0).values,
     "log-sum-exp": lambda x: x - x.logsumexp(0),
+    "windows": lambda x: torch.cat([x, x[:1]]).unfold(0, 2, 1).mean(-1),
+    "spectrum of examples": lambda x: torch.fft.fft(x, dim=0).abs(),
+    "largest so far": lambda x: x.cummax(0).values + x,
+    "in pairs": lambda x: torch.stack([x, x.roll(1, 0)]).prod(0),
+    "bags": lambda x: (
+        torch.zeros_like(x).scatter_reduce(0, (others(x) // 2)[:, None, None].expand_as(x), x, "amax") + x
+    ),
+    "normed layers": lambda x: F.layer_norm(x.transpose(0, 2), (len(x),)).transpose(0, 2),
+    "groups": lambda x: F.group_norm(x.transpose(0, 1), 1).transpose(0, 1),
+    "distances": lambda x: torch.cdist(x.flatten(1), x.flatten(1)).sum(1)[:, None, None] + x,
+    "index_copy": lambda x: x.index_copy(0, torch.tensor([0]), x[-1:]) * x,
+    "masked scatter": lambda x: (
+        torch.zeros_like(x).masked_scatter((torch.arange(len(x)) > 0)[:, None, None].expand_as(x), x) + x
+    ),
+    "matrix with weights": lambda x: torch.einsum("btd,ctd->bc", x, x).sum(1)[:, None, None] + x,
+    "take along": lambda x: x.take_along_dim(others(x)[:, None, None].expand_as(x), 0) * x,
+    "quantile": lambda x: x - x.quantile(0.5, dim=0),
+    "solved": lambda x: torch.linalg.solve(averaging(x), x.flatten(1)).view_as(x),
 }
 
 

@@ -20,17 +20,38 @@ class Program:
     reduction: str
     right: bool  # else it must be refused
     names: list[str] = field(default_factory=list)
+    passes: str = "one"
 
     def loss(self, model: nn.Module | None = None) -> Tensor:
         model = self.model if model is None else model
-        return self.reduced.loss(self.elements(model(self.x), slice(None)))
+        reduce, elements, x, half = self.reduced.loss, self.elements, self.x, len(self.x) // 2
+        everyone, first, last = slice(None), slice(half), slice(half, None)
+        if self.passes == "two looks":
+            return reduce(elements(model(x), everyone) + elements(model(0.5 * x), everyone))
+        if self.passes == "two losses":
+            return reduce(elements(model(x), everyone)) + reduce(elements(model(0.5 * x), everyone))
+        if self.passes == "two losses, a mean":
+            return (reduce(elements(model(x), everyone)) + reduce(elements(model(0.5 * x), everyone))) / 2
+        if self.passes == "halves":
+            return (elements(model(x[first]), first).mean() + elements(model(x[last]), last).mean()) / 2
+        if self.passes == "halves of the losses":
+            return reduce(torch.cat([elements(model(x[first]), first), elements(model(x[last]), last)]))
+        if self.passes == "halves of the outputs":
+            return reduce(elements(torch.cat([model(x[first]), model(x[last])]), everyone))
+        if self.passes == "one by one":
+            parts = [slice(i, i + 1) for i in range(len(x))]
+            return torch.stack([elements(model(x[part]), part).mean() for part in parts]).mean()
+        return reduce(elements(model(x), everyone))
 
     def own_loss(self, i: int, model: nn.Module | None = None) -> Tensor:
         """Example i's part of the loss, from a batch of one."""
         model = self.model if model is None else model
         part = slice(i, i + 1)
         assert self.reduced.weights is not None
-        return (self.elements(model(self.x[part]), part) * self.reduced.weights[part]).sum()
+        own = self.elements(model(self.x[part]), part)
+        if self.passes in ("two looks", "two losses"):
+            own = own + self.elements(model(0.5 * self.x[part]), part)
+        return (own * self.reduced.weights[part]).sum()
 
     def describe(self) -> str:
         return f"seed {self.seed}: x {tuple(self.x.shape)}, {self.reduction}: " + " → ".join(self.names)
@@ -89,4 +110,23 @@ def _draw(random: Random, seed: int) -> Program:
             reduction, right = "sum", False
         right = right and reduced.weights is not None
     names.append(name)
-    return Program(seed, model, x, elements, reduced, reduction, right, names)
+    passes = "one"
+    if name in (*WHOLE, "sum", "sum of rows") and random.random() < 0.25:
+        passes = random.choice(PASSES)
+        right = right and (passes == "two looks" or (passes == "two losses" and reduction == "mean"))
+        names.append(f"PASSES {passes}")
+    return Program(seed, model, x, elements, reduced, reduction, right, names, passes)
+
+
+# Several passes of the model under one backward pass. The first has the same examples twice; so has the second, if each
+# loss is a mean. Of the others that cannot be told.
+PASSES = (
+    "two looks",
+    "two losses",
+    "two losses, a mean",
+    "halves",
+    "halves of the losses",
+    "halves of the outputs",
+    "one by one",
+)
+WHOLE = ("mean", "mean of rows", "sum by M", "sum by its size", "over columns", "negative")

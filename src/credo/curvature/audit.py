@@ -63,8 +63,8 @@ def audit(
     if reaches and examples > samples:  # one example cannot meet another
         counted = _count_in_the_loss(call, nodes, edges, accumulator, examples, samples, declared is not None)
     elif reaches and examples:
-        if declared is None and samples == 1 and accumulator.current is None:
-            _check_rows_alone(call, nodes, accumulator, bool(more))
+        if declared is None and accumulator.current is None:
+            _check_rows_alone(call, nodes, accumulator, bool(more), samples)
         accumulator.add_share(Share(math.nan, math.nan))
     return BackwardPass(examples, counted, wanted, single)
 
@@ -112,17 +112,23 @@ def _joins_rows(node: Any, trace: Trace) -> bool:
 
 
 def _check_rows_alone(
-    call: EngineCall, nodes: Sequence[Any], accumulator: SquareAccumulator, several_uses: bool
+    call: EngineCall,
+    nodes: Sequence[Any],
+    accumulator: SquareAccumulator,
+    several_uses: bool,
+    samples: int,
 ) -> None:
     """A single row is one example, unless there is one for each of them, or one for all of them."""
+    several_uses = several_uses and accumulator.reduction is not None
     with DisableTorchFunction():
-        if several_uses and accumulator.reduction is not None:
+        if several_uses:
             check_one_example(call.roots)
         for node in nodes:
-            if type(node).__name__ in LOOKED_AT:
+            name = type(node).__name__
+            if samples == 1 and name in LOOKED_AT:
                 _look_at_row_for_all(node, accumulator)
-            if several_uses and accumulator.reduction is not None and type(node).__name__ == "CatBackward0":
-                check_joined(node, saved(node, "dim") == 0)
+            if several_uses and name == "CatBackward0":  # samples may stand in front of the rows
+                check_joined(node, signed(saved(node, "dim")) in (0, int(samples > 1)))
 
 
 def _watched_operations(

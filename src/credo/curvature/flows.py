@@ -184,8 +184,17 @@ def normalised(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     return same(graph, node, layouts[:1])
 
 
+def normalised_in_groups(graph: Graph, node: Any, layouts: Layouts) -> Layout:
+    """Group norms: over places, and over the channels of a group."""
+    layout = layouts[0]
+    alone = saved(node, "group") == saved(node, "C")
+    if isinstance(layout, Rows) and (layout.axis > 1 or (layout.axis == 1 and not alone)):
+        raise Mixed("normalises over the dimension that counts examples")
+    return layout
+
+
 def kept(graph: Graph, node: Any, layouts: Layouts) -> Layout:
-    """Batch norms, which mix the examples by their statistics alone, as is documented; group norms, complex views."""
+    """Batch norms, which mix the examples by their statistics alone, as is documented; complex views."""
     return layouts[0]
 
 

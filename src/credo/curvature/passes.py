@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from credo.curvature.flow_lookup import operation_name
+from credo.curvature.torch_private import results_of
 from credo.curvature.trace import DERIVED, LEAF
 from credo.errors import UnsupportedOperation
 
@@ -46,7 +47,10 @@ def check_one_example(roots: Sequence[Tensor]) -> None:
         seen.add(node)
         children = [child for child, _ in node.next_functions if child is not None]
         name = operation_name(type(node))
-        if name not in LINEAR or (name in (*BILINEAR, "Div") and len(children) > 1):
+        numbers = not results_of(node)[0].shape or not any(  # where rows are added, they meet
+            results_of(child)[own].shape for child, own in node.next_functions if child is not None
+        )
+        if name not in LINEAR or not numbers or (name in (*BILINEAR, "Div") and len(children) > 1):
             starts.append(node)
         else:
             todo += children

@@ -238,6 +238,7 @@ _ATTRIBUTES = {
     "Select": ("dim", "index"),
     "Repeat": ("repeats",),
     "NativeLayerNorm": ("normalized_shape",),
+    "NativeGroupNorm": ("group",),
     **dict.fromkeys(
         [
             "NllLoss",
