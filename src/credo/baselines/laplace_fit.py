@@ -256,7 +256,7 @@ def _diagonal(model: nn.Module, loader: Iterable[Any], likelihood: LaplaceLikeli
             if named[name] in stats.squares:
                 total_squares += stats.squares[named[name]].double()
         examples, total = examples + len(y), total + _log_likelihood(likelihood, output, y)
-    _refuse_nothing(examples)
+    _check_some_examples(examples)
     return DiagonalCurvature(weights_of(model), sums, examples, total)
 
 
@@ -282,7 +282,7 @@ def _kronecker(
         _add(found, stats.found(), names, len(y), passes)
         found.examples += len(y)
         found.log_likelihood += _log_likelihood(likelihood, output, y)
-    _refuse_nothing(found.examples)
+    _check_some_examples(found.examples)
     return found.finished()
 
 
@@ -366,7 +366,7 @@ def _log_likelihood(likelihood: LaplaceLikelihood, output: Tensor, targets: Tens
     return likelihood.log_likelihood(output.detach().double(), targets).item()
 
 
-def _refuse_nothing(examples: int) -> None:
+def _check_some_examples(examples: int) -> None:
     if not examples:
         raise InvalidValue("loader yielded no examples; an exhausted iterator must be made again")
 

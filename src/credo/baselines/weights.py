@@ -6,7 +6,7 @@ from credo.optim.groups import parameter_groups
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
-    """Trainable parameters in the order of the model; an error for what credo's optimisers refuse too."""
+    """Trainable parameters in the order of the model; an error where credo's optimisers raise one."""
     asked = {name for group in parameter_groups(model) for name, _ in group["params"]}
     return {name: p for name, p in model.named_parameters() if name in asked}
 

@@ -151,7 +151,7 @@ def queue(
         results: where one small file for each finished run goes: settings, scores, every epoch, no weights.
         data: where the data sets lie; otherwise $CREDO_DATA, then ~/.cache/credo.
         threads: of each run.
-        nice: 19 leaves the machine to everybody else, 0 competes.
+        nice: 19 leaves the machine to other processes, 0 competes.
         device: cpu, or cuda; all runs share it.
     """
     from credo.cli.queue import Options

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from credo.cli.exits import OK
-from credo.cli.launch import refuse_several
+from credo.cli.launch import require_one_process
 from credo.experiments import report
 from credo.experiments.names import known
 from credo.experiments.progress import Watcher
@@ -30,7 +30,7 @@ The digits 0 to 7 are learnt, 8 and 9 never shown. The same network, data and ep
 
 
 def demo(out: Path, methods: Sequence[str], seeds: int, epochs: int | None) -> int:
-    refuse_several("credo demo")
+    require_one_process("credo demo")
     shown, console, start = recipe("digits"), Console(highlight=False), time.perf_counter()
     digits = replace(shown, rows=(*shown.rows, *others(shown)))
     names = [row.name for row in digits.rows]
@@ -39,7 +39,7 @@ def demo(out: Path, methods: Sequence[str], seeds: int, epochs: int | None) -> i
     plan, numbers = (
         trainings(digits, "cpu", rows, overrides),
         seed_list(seeds),
-    )  # refused before anything is drawn
+    )  # wrong ones raise before anything is drawn
     with single_thread(), MethodBars(Console(stderr=True), list(plan), len(numbers)) as bars:
         results = _train(digits, out, list(plan), numbers, overrides, bars)
     report.terminal(console, report.tables(results), notes=False)

@@ -4,7 +4,7 @@ A rank that fails leaves its message with the others' store. A rank that then wa
 that fails with the same words keeps silent.
 
 After a worker has died torchrun starts all of them again, with the same store: the addresses of the dead are still in
-it. So every process brings a token that nobody has had before (`met`). Rank 0 answers to each token it sees, stale ones
+it. So every process brings a new token (`met`). Rank 0 answers to each token it sees, stale ones
 too, with its own, which names this start; only the living answer back.
 """
 
@@ -67,7 +67,7 @@ def device_of_rank(device: str) -> str:
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device
 
 
-def refuse_several(command: str) -> None:
+def require_one_process(command: str) -> None:
     """Before a command that several processes would do over and over, in each other's way."""
     if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InvalidValue(f"{command} is for one process; start it without torchrun")

@@ -122,9 +122,9 @@ class Worker:
 
 LOOK: Final = 0.2  # seconds between two looks at the workers
 AGAIN: Final = (
-    10.0  # seconds until a run that somebody else works on, or that could not be started, is tried again
+    10.0  # seconds until a run that another process works on, or that could not be started, is tried again
 )
-FULL: Final = 2**20  # bytes; a disk with less has no room for a run
+FULL: Final = 2**20  # bytes; a disk with less cannot hold a run
 DEATHS: Final = 3  # of workers, by signals and without a step of progress, after which a run has failed
 
 
@@ -157,7 +157,7 @@ class Scheduler:
         self._view = View(options.out)
 
     def work(self) -> int:
-        """Until nothing is left to do, or somebody asks to stop."""
+        """Until nothing is left to do, or a stop is asked for."""
         try:
             with self._view:
                 while self._step():

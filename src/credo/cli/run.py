@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from credo.cli.exits import OK
-from credo.cli.launch import device_of_rank, process_group, refuse_several
+from credo.cli.launch import device_of_rank, process_group, require_one_process
 from credo.distributed import world
 from credo.errors import InvalidType, InvalidValue
 from credo.experiments import report as reports
@@ -119,7 +119,7 @@ def tune(
     data: Path | None,
     device: str,
 ) -> int:
-    refuse_several("credo tune")
+    require_one_process("credo tune")
     found = tune_row(
         named_recipe(name),
         row,

@@ -2,7 +2,7 @@
 
 The queue holds the other end of this process's standard input. A "p" pauses the run between two steps, a "c" lets it
 go on. The end of the input means that the queue is gone, however it went; the run is then saved and the process ends,
-as after SIGTERM. So no run is left without somebody to account for it, not even a paused one.
+as after SIGTERM. So no run is left without a queue that watches it, not even a paused one.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ def main(facts: dict[str, Any]) -> int:
 
 
 def work(job: Job, facts: dict[str, Any], orders: Orders) -> None:
-    """Train to the end, then leave the record. Other settings than the folder's are refused, not continued with."""
+    """Train to the end, then leave the record. Other settings than the folder's are an error."""
     folder = job.folder(facts["out"])
     place = RunFolder(folder)
     if job.ensemble:

@@ -239,7 +239,7 @@ def prior_for(
         raise InvalidType(f"posterior must be a credo posterior, got {type(posterior).__name__}")
     mean, variance, kept = posterior.mean, posterior.variance, {"method": "prior", "of": posterior.metadata}
     trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    _refuse_other_models(trained, mean)
+    _check_same_model(trained, mean)
     return DiagonalPosterior(
         {name: mean.get(name, p.new_zeros(p.shape)) for name, p in trained.items()},
         {name: variance.get(name, p.new_full(p.shape, 1 / fresh)) for name, p in trained.items()},
@@ -281,7 +281,7 @@ def _reset_of(module: nn.Module) -> Callable[[], Any]:
     return reset  # type: ignore[no-any-return]
 
 
-def _refuse_other_models(trained: dict[str, Tensor], mean: dict[str, Tensor]) -> None:
+def _check_same_model(trained: dict[str, Tensor], mean: dict[str, Tensor]) -> None:
     """New names are welcome, but a posterior that shares none, or has other shapes, is of another model."""
     if not trained.keys() & mean.keys():
         raise InvalidValue(

@@ -124,7 +124,7 @@ class Course:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict()`; refuses one of other tasks, epochs, batches or seed."""
+        """Goes on from `state_dict()`; raises for one of other tasks, epochs, batches or seed."""
         for name, value in self.settings.items():
             if state["settings"].get(name) != value:
                 raise InvalidValue(

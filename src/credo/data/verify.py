@@ -33,7 +33,7 @@ def looks_like_html(data: bytes) -> bool:
     return data[:256].lstrip().lower().startswith(HTML_BEGINNINGS)
 
 
-def refuse_empty_or_html(data: bytes, source: str) -> None:
+def check_content(data: bytes, source: str) -> None:
     if not data:
         raise damaged(source, "the file is empty", data)
     if looks_like_html(data):
@@ -49,7 +49,7 @@ def unpacked(data: bytes, source: str) -> bytes:
 
 def gunzip(data: bytes, source: str, limit: int = LARGEST_UNPACKED) -> bytes:
     """The content of a gzip file of one member; its own checksum is verified."""
-    refuse_empty_or_html(data, source)
+    check_content(data, source)
     if not data.startswith(GZIP_MAGIC):
         raise damaged(
             source, f"a gzip file begins with {GZIP_MAGIC.hex()}, this one with {data[:2].hex()}", data

@@ -106,7 +106,7 @@ class RunningScores:
         self.bins = BinSums(*torch.zeros(3, check_bins(bins), dtype=torch.float64))
 
     def update(self, probs: Tensor, targets: Tensor) -> None:
-        """Add a batch; an empty one changes nothing, and so does one that is refused."""
+        """Add a batch; an empty one changes nothing, and so does one that raises an error."""
         probs, targets = check_pair(probs, targets, may_be_empty=True)
         correct = each_correct(probs, targets)
         scores = torch.stack([correct.double(), each_nll(probs, targets), each_brier(probs, targets)])

@@ -86,7 +86,7 @@ def _of_classes(
 ) -> dict[str, float]:
     probs = _classes_last(prediction)
     if probs.dim() < 2:
-        probs, classes = prediction.probs, targets  # for the metrics to refuse
+        probs, classes = prediction.probs, targets  # the metrics raise the error
     else:
         probs, classes, _ = class_rows(probs, targets, ignore_index)
         if not len(probs) and len(prediction.probs):

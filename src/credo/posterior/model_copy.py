@@ -65,7 +65,7 @@ class ModelCopy:
             module.__dict__.pop("_compiled_call_impl", None)  # module.compile() bound it to the original
 
     def check(self, mean: Mapping[str, Tensor]) -> None:
-        """Find the model's names for a posterior's; refuse names it lacks and shapes that differ.
+        """Find the model's names for a posterior's; raises for names it lacks and shapes that differ.
 
         What the posterior lacks stays the model's.
         """
@@ -79,7 +79,7 @@ class ModelCopy:
                 wrong.append(
                     f"{name!r} is {tuple(tensor.shape)} in the posterior, {tuple(own.shape)} in the model"
                 )
-        _refuse(wrong, "build the model exactly as it was trained")
+        _raise_unfit(wrong, "build the model exactly as it was trained")
         self._found = found
 
     def take_buffers(self, buffers: Mapping[str, Tensor]) -> None:
@@ -95,7 +95,7 @@ class ModelCopy:
             for name, tensor in named.items()
             if name in self.like and self.like[name].shape != tensor.shape
         ]
-        _refuse(
+        _raise_unfit(
             wrong,
             "build the model exactly as it was trained, or choose others: posterior.with_buffers(model)",
         )
@@ -223,7 +223,7 @@ def _shared(model: nn.Module, tensors: Mapping[int, Tensor]) -> dict[int, Any] |
     return shared
 
 
-def _refuse(wrong: list[str], remedy: str) -> None:
+def _raise_unfit(wrong: list[str], remedy: str) -> None:
     if wrong:
         more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise InvalidValue(
@@ -246,7 +246,7 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
 def copyable(model: object) -> nn.Module:
     """The module inside of wrappers, of which a copy can be made."""
     inner = unwrapped(model)
-    _refuse_what_cannot_be_copied(inner)
+    _check_copyable(inner)
     return inner
 
 
@@ -259,7 +259,7 @@ def unwrapped(model: object) -> nn.Module:
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
-def _refuse_what_cannot_be_copied(model: nn.Module) -> None:
+def _check_copyable(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedOperation(

@@ -189,10 +189,10 @@ class SampledFunctions:
         if not self._layers:  # not a network of linear layers
             return _even(self._most, WORTH) if self._vectorise else 1
         largest = _largest_intermediate(self._layers, batch)
-        room = max(1, CACHE // max(1, largest))
+        fitting = max(1, CACHE // max(1, largest))
         if self._vectorise:
-            return _even(self._most, max(room, WORTH))
-        number = _even(self._most, room)
+            return _even(self._most, max(fitting, WORTH))
+        number = _even(self._most, fitting)
         return number if number >= WORTH and largest <= SMALL else 1
 
     def _looked_at(self, batch: Batch) -> Outputs:
@@ -261,7 +261,7 @@ def _largest_intermediate(layers: list[nn.Module], batch: Batch) -> int:
 
 
 def _even(samples: int, most: int) -> int:
-    """The size of equal chunks, none above `most`: 32 samples with room for 20 are two of 16."""
+    """The size of equal chunks, none above `most`: 32 samples that 20 fit into are two of 16."""
     return -(-samples // -(-samples // most))
 
 

@@ -8,8 +8,8 @@
 | any other iterable (loader, list, generator) | batches |
 
 A batch of an iterable is a tensor, an array, a mapping, or a tuple or list `(x,)` or `(x, y)`: y is the target, and x
-is again any of the first three. Longer ones are refused, since which part is a target cannot be known. In a mapping the
-target is what `target=` names, or one of `TARGETS`, or "y" where the model takes no such argument.
+is again any of the first three. Longer ones are an error, since which part is a target cannot be known. In a mapping
+the target is what `target=` names, or one of `TARGETS`, or "y" where the model takes no such argument.
 
 Arrays of floating-point numbers get the dtype of the model's weights: numpy's are float64 by habit, not by choice.
 Tensors keep theirs.

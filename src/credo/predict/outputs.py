@@ -147,7 +147,7 @@ class Likelihood(Protocol):
         """The prediction that has these tensors, in the order of its fields."""
 
     def inspect(self, answers: Outputs, target: object) -> None:
-        """Warns of answers (samples, examples, …) that cannot be meant; refuses those that the target contradicts."""
+        """Warns of answers (samples, examples, …) that cannot be meant; raises where the target contradicts them."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Categorical:
         return Prediction(probs, log_probs, entropy, expected, disagreement, kept, place)
 
     def inspect(self, answers: Outputs, target: object) -> None:
-        self._refuse_other_layout(answers[0][0], target)
+        self._check_layout(answers[0][0], target)
         if self.single:
             _warn_of_sigmoid(answers[0][0, ..., 1], "binary")
             return
@@ -183,7 +183,7 @@ class Categorical:
         if bool((rows >= 0).all() & ((rows.sum(-1) - 1).abs() <= CLOSE_TO_ONE).all()):
             _warn("are not negative and sum to one over the classes", "Softmax", "softmax")
 
-    def _refuse_other_layout(self, rows: Tensor, target: object) -> None:
+    def _check_layout(self, rows: Tensor, target: object) -> None:
         """Class indices in the batch tell which dimension they lack; (B, T, C) and (B, C, T) look alike without."""
         if not isinstance(target, Tensor) or target.is_floating_point() or target.shape == rows.shape[:-1]:
             return
@@ -237,7 +237,7 @@ class Gaussian:
 
 
 def likelihood_of(task: object, noise: Noise, temperature: object, class_dim: object) -> Likelihood:
-    """The likelihood of a task with its options; refuses those that another task has."""
+    """The likelihood of a task with its options; raises for options of another task."""
     if not isinstance(task, str) or task not in TASKS:
         raise InvalidValue(
             f"task must be {', '.join(map(repr, TASKS[:-1]))} or {TASKS[-1]!r}, got {task!r:.80}"

@@ -159,13 +159,13 @@ def _of_batch(
     for answers in functions(batch.with_one_blank() if empty else batch):
         if first and not empty:
             likelihood.inspect(answers, batch.target)
-            _refuse_other_rows(answers, batch)
+            _check_rows(answers, batch)
             first = False
         average.add(answers)
     return first_examples(average.result(), 0) if empty else average.result()
 
 
-def _refuse_other_rows(answers: Outputs, batch: Batch) -> None:
+def _check_rows(answers: Outputs, batch: Batch) -> None:
     """Positions must not stand before the examples. Rows of all positions, (B·T, C), are as good as examples."""
     rows, size = answers[0].shape[1:], batch.size()
     if len(rows) > 2 and size is not None and rows[0] != size:

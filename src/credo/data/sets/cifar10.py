@@ -8,7 +8,7 @@ from credo.data.augmentation import PadCropFlip
 from credo.data.examples import Examples, Normalise, Splits
 from credo.data.official import CONTENTS
 from credo.data.sets.pickles import parse_pickle
-from credo.data.verify import Folder, damaged, refuse_empty_or_html
+from credo.data.verify import Folder, check_content, damaged
 from credo.errors import IntegrityError
 
 NUMBER_OF_CLASSES = 10
@@ -19,7 +19,7 @@ RECORD = 1 + PIXELS
 
 def parse_binary(data: bytes, source: str) -> tuple[Tensor, Tensor]:
     """Images (n, 3, 32, 32) uint8 and labels (n,) int64."""
-    refuse_empty_or_html(data, source)
+    check_content(data, source)
     count, rest = divmod(len(data), RECORD)
     if rest:
         nearest = RECORD * (count + 1)
@@ -35,7 +35,7 @@ def parse_binary(data: bytes, source: str) -> tuple[Tensor, Tensor]:
 
 def parse_python(data: bytes, source: str) -> tuple[Tensor, Tensor]:
     """The same from a pickled batch, of which nothing is executed."""
-    refuse_empty_or_html(data, source)
+    check_content(data, source)
     batch = parse_pickle(data, source)
     if not isinstance(batch, dict):
         raise damaged(source, f"a batch is a dict, this is a {type(batch).__name__}", data)
@@ -52,7 +52,7 @@ def parse_python(data: bytes, source: str) -> tuple[Tensor, Tensor]:
 
 def parse_classes(data: bytes, source: str) -> tuple[str, ...]:
     """batches.meta.txt: ten names, one a line."""
-    refuse_empty_or_html(data, source)
+    check_content(data, source)
     try:
         names = tuple(data.decode("ascii").split())
     except UnicodeDecodeError as error:

@@ -12,7 +12,7 @@ from torch import Tensor
 from credo.data.augmentation import RandomCropFlip
 from credo.data.examples import Examples, LazyInputs, Normalise, Splits
 from credo.data.sets.cifar10 import NORMALISE as CIFAR10_NORMALISE
-from credo.data.verify import THREADS, Folder, damaged, refuse_empty_or_html
+from credo.data.verify import THREADS, Folder, check_content, damaged
 from credo.errors import IntegrityError, UnsupportedOperation
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def require_pillow() -> None:
 
 def parse_image(data: bytes, source: str, *, short_side: int | None = None, size: int) -> Tensor:
     """(3, size, size) uint8: the shorter side scaled to `short_side` (None: as it is), then the centre."""
-    refuse_empty_or_html(data, source)
+    check_content(data, source)
     image = _decoded(data, source)
     if short_side is not None and min(image.size) != short_side:
         scale = short_side / min(image.size)
@@ -58,7 +58,7 @@ def _decoded(data: bytes, source: str) -> "Image.Image":
         raise damaged(source, f"not a readable image ({type(error).__name__}: {error})", data) from error
 
 
-NO_CLASS = -1  # the target of images whose class nobody asks for
+NO_CLASS = -1  # the target of images without a class
 STORED, CROPPED = 256, 224  # ImageNet: shorter side scaled to the first, windows of the second
 PHOTOGRAPHS = Normalise((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop=CROPPED)
 

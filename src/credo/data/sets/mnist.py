@@ -12,14 +12,14 @@ from torch import Tensor
 
 from credo.data.examples import Examples, Normalise, Splits
 from credo.data.official import CONTENTS
-from credo.data.verify import Entry, Folder, damaged, refuse_empty_or_html, unpacked
+from credo.data.verify import Entry, Folder, check_content, damaged, unpacked
 
 UNSIGNED_BYTE = 0x08
 
 
 def parse_idx(data: bytes, source: str, dimensions: int) -> Tensor:
     """The unsigned bytes of an idx file (unpacked) with that many dimensions."""
-    refuse_empty_or_html(data, source)
+    check_content(data, source)
     magic = bytes([0, 0, UNSIGNED_BYTE, dimensions])
     if data[:4] != magic:
         raise damaged(source, f"wrong magic number {data[:4].hex()}, expected {magic.hex()}", data)

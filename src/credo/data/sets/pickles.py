@@ -61,7 +61,7 @@ MALFORMED = (
 )
 
 
-class Refused(Exception):
+class NotPlainData(Exception):
     """Inside this file: an instruction or a combination that plain data does not need."""
 
 
@@ -69,9 +69,9 @@ def parse_pickle(data: bytes, source: str) -> Any:
     """The plain data in a pickle, or IntegrityError; nothing in the file is executed."""
     try:
         return _Finisher(len(data)).finish(_Reader().read(data))
-    except Refused as refusal:
-        why = f"refused, and nothing in it was executed: {refusal}; only arrays, bytes, text, lists and dicts are read"
-        raise damaged(source, why, data) from refusal
+    except NotPlainData as error:
+        why = f"refused, and nothing in it was executed: {error}; only arrays, bytes, text, lists and dicts are read"
+        raise damaged(source, why, data) from error
     except MALFORMED as e:
         raise damaged(
             source, f"not a well-formed pickle of plain data ({type(e).__name__}: {e})", data
@@ -88,7 +88,9 @@ class _Reader:
             name, at = instruction.name, position or 0
             if name == "STOP":
                 if len(self.stack) != 1 or at != len(data) - 1:
-                    raise Refused(f"{len(data) - 1 - at} bytes after the end, {len(self.stack)} values left")
+                    raise NotPlainData(
+                        f"{len(data) - 1 - at} bytes after the end, {len(self.stack)} values left"
+                    )
                 return self.stack[0]
             if name in CONSTANTS:
                 self.stack.append(CONSTANTS[name]())
@@ -97,15 +99,15 @@ class _Reader:
             elif name in ACTIONS:
                 ACTIONS[name](self, argument)
             elif name not in {"PROTO", "FRAME"}:
-                raise Refused(f"instruction {name} at byte {at}")
-        raise Refused("no end")
+                raise NotPlainData(f"instruction {name} at byte {at}")
+        raise NotPlainData("no end")
 
     def pop_mark(self) -> list[Any]:
         at = len(self.stack) - 1
         while at >= 0 and self.stack[at] is not MARK:
             at -= 1
         if at < 0:
-            raise Refused("a collection without a beginning")
+            raise NotPlainData("a collection without a beginning")
         items = self.stack[at + 1 :]
         del self.stack[at:]
         return items
@@ -134,7 +136,7 @@ class _Reader:
 
 def _global(reader: _Reader, name: str) -> None:
     if name not in SYMBOLS:
-        raise Refused(f"it names {name!r}")
+        raise NotPlainData(f"it names {name!r}")
     reader.stack.append(Symbol(SYMBOLS[name]))
 
 
@@ -150,19 +152,19 @@ def _stand_in(symbol: str, arguments: tuple[Any, ...]) -> Any:
         return PendingType(_of(str, _text(arguments[0])))
     if symbol == "encode" and arguments[1:] == ("latin1",):
         return _of(str, arguments[0]).encode("latin-1")
-    raise Refused(f"a call of {symbol} that makes no array")
+    raise NotPlainData(f"a call of {symbol} that makes no array")
 
 
 def _array(state: tuple[Any, ...]) -> np.ndarray[Any, Any]:
     _, shape, dtype, by_columns, content = state
     kind = _of(PendingType, dtype)
     if kind.code not in NUMBERS or kind.order not in {"|", "<", ">", "="}:
-        raise Refused(f"an array of {kind.code!r}, which is not of numbers")
+        raise NotPlainData(f"an array of {kind.code!r}, which is not of numbers")
     raw = content.encode("latin-1") if isinstance(content, str) else _of(bytes, content)
     element = np.dtype(kind.code).newbyteorder(kind.order)
     sizes = tuple(_of(int, size) for size in _of(tuple, shape))
     if min(sizes, default=0) < 0 or math.prod(sizes) * element.itemsize != len(raw):
-        raise Refused(f"an array of shape {sizes} with {len(raw)} bytes")
+        raise NotPlainData(f"an array of shape {sizes} with {len(raw)} bytes")
     return np.frombuffer(raw, element).reshape(sizes, order="F" if by_columns else "C")
 
 
@@ -175,11 +177,11 @@ class _Finisher:
     def finish(self, value: Any, depth: int = 0) -> Any:
         self.visits -= 1
         if self.visits < 0 or depth > 16:
-            raise Refused("containers that repeat or hold themselves, or more than 16 deep")
+            raise NotPlainData("containers that repeat or hold themselves, or more than 16 deep")
         if isinstance(value, PendingArray) and value.value is not None:
             return value.value
         if isinstance(value, Symbol | PendingType | PendingArray) or value is MARK:
-            raise Refused("an unfinished array")
+            raise NotPlainData("an unfinished array")
         if isinstance(value, list | tuple):
             return type(value)(self.finish(item, depth + 1) for item in value)
         if isinstance(value, dict):
@@ -193,7 +195,7 @@ def _text(value: Any) -> Any:
 
 def _of(kind: type, value: Any) -> Any:
     if not isinstance(value, kind):
-        raise Refused(f"a {type(value).__name__} where a {kind.__name__} belongs")
+        raise NotPlainData(f"a {type(value).__name__} where a {kind.__name__} belongs")
     return value
 
 

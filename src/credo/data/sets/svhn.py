@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from credo.data.examples import Examples, Normalise, Splits
-from credo.data.verify import LARGEST_UNPACKED, Folder, damaged, refuse_empty_or_html
+from credo.data.verify import LARGEST_UNPACKED, Folder, check_content, damaged
 from credo.errors import UnsupportedOperation
 
 NORMALISE = Normalise((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
@@ -42,7 +42,7 @@ def read_svhn(folder: Folder) -> Splits:
 
 def parse_svhn(data: bytes, source: str) -> tuple[Array, Array]:
     """Images (n, 3, 32, 32) uint8, labels (n,) int64 with "0" as class 0 (the file calls it 10)."""
-    refuse_empty_or_html(data, source)
+    check_content(data, source)
     try:
         _check_elements(data)
         arrays = _arrays(data)

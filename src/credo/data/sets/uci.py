@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from credo.data.examples import Examples, Splits
-from credo.data.verify import Folder, damaged, refuse_empty_or_html
+from credo.data.verify import Folder, check_content, damaged
 
 
 def parse_table(data: bytes, source: str) -> Tensor:
     """(rows, columns), float64; blank lines are skipped."""
-    refuse_empty_or_html(data, source)
+    check_content(data, source)
     try:
         rows = [
             [float(word) for word in line.split()]
