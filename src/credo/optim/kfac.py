@@ -454,6 +454,10 @@ class NoisyKFAC(_Kronecker):
         ordinary backward passes.
     fisher: "empirical" takes the data's labels. "true" draws labels from the model, which `observe(outputs)` shows.
     sharing: how positions of one example (tokens, places) count, "expand" or "reduce".
+    augmentation: how many times larger the data are for being augmented.
+    reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
+    seed: of the samples; the global generator is not used.
+    mc_groups: among several processes, as for `VOGN`.
     shared_noise: among several processes, the same samples on all ranks instead of each rank's own.
     sharded: among several processes, each layer's factors, inverses and momentum are kept by one rank only; samples and
         `posterior`, `factors` and `state_dict` are then taken by all ranks together (docs/distributed.md).
