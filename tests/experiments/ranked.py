@@ -213,7 +213,7 @@ def failing_command(
     real = loop.Run.due
 
     def due(run: Any) -> bool:
-        if run.state.step == 5 and rank == size - 1:
+        if run.work.step == 5 and rank == size - 1:
             if what == "failed":
                 raise OSError("a loader failed here")
             os.kill(os.getpid(), {"killed": signal.SIGKILL, "terminated": signal.SIGTERM}[what])
