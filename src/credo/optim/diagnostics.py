@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple, final, overload
 import torch
 from torch import Tensor
 
+from credo.distributed.sharding import WIDTHS, gathered
 from credo.errors import InvalidValue
 from credo.optim.beliefs import Belief
 from credo.optim.relative import TensorNumbers
-from credo.optim.shards import WIDTHS, whole
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Diagnosed(torch.optim.Optimizer, ABC):
 
     @final
     @torch.no_grad()
-    @whole(WIDTHS)
+    @gathered(WIDTHS)
     def diagnostics(self, by: str = "group") -> list[GroupDiagnostics] | LayerDiagnostics:
         """Signal to noise, the shares of s, δ̃ and γ in the precision, the step size, refused steps.
 

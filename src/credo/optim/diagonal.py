@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast, final
 import torch
 from torch import Tensor
 
+from credo.distributed.sharding import WIDTHS, ElementShards, gathered
 from credo.kernels.tensors import TensorList
 from credo.optim.base import BayesianOptimizer
 from credo.optim.beliefs import Belief
@@ -16,7 +17,6 @@ from credo.optim.diagnostics import Part, part_of
 from credo.optim.groups import refuse_other_sizes
 from credo.optim.means import place_iterates
 from credo.optim.relative import TensorNumbers, is_relative, measure, numbers, scale_of
-from credo.optim.shards import WIDTHS, ElementShards, whole
 
 
 class Noisy(NamedTuple):
@@ -178,7 +178,7 @@ class DiagonalOptimizer(BayesianOptimizer):
             own[SCALE] = new
 
     @final
-    @whole(WIDTHS)
+    @gathered(WIDTHS)
     def curvature(self) -> dict[str, Tensor]:
         """The curvature by name, such as the running mean of squared per-example gradients; a copy."""
         return {b.name: b.curvature.clone() for b in self.beliefs() if b.curvature is not None}

@@ -22,17 +22,16 @@ from torch import Tensor
 
 from credo.curvature.kronecker import FactorStatistics, LayerSums, watching_factors
 from credo.curvature.rule import widen
+from credo.distributed.agreement import Expected, layers_of_all
+from credo.distributed.sharding import LayerShards
 from credo.errors import CallOrderError, InvalidType, InvalidValue
 from credo.optim.base import BayesianOptimizer
 from credo.optim.beliefs import Belief
 from credo.optim.checkpoints import FACTORS, SCALE
 from credo.optim.diagnostics import Part, part_of
 from credo.optim.eyes import Onlooker
-from credo.optim.gathered_factors import Expected, GatheredFactors
-from credo.optim.gathering import Seen
-from credo.optim.layer_shards import LayerShards
-from credo.optim.layouts import layers_of_all
 from credo.optim.relative import TensorNumbers
+from credo.optim.statistics import LayerStatistics, Observation
 from credo.posterior.matrix_normal import Root, as_matrix, from_matrix
 
 State = dict[str, Tensor]
@@ -171,7 +170,7 @@ class KroneckerState(BayesianOptimizer):
 
     `settings["layers"]` says by name which weight has factors and which bias is its; the backward passes tell."""
 
-    _gathered: GatheredFactors
+    _gathered: LayerStatistics
     _statistics: FactorStatistics | None = None  # of the block that is open, if it sees factors
     _shards: LayerShards
     _kind_of_shards = LayerShards
@@ -274,7 +273,7 @@ class KroneckerState(BayesianOptimizer):
 
     @final
     @contextmanager
-    def _observe(self, parameters: list[Tensor]) -> Iterator[Seen]:
+    def _observe(self, parameters: list[Tensor]) -> Iterator[Observation]:
         with self._watch(parameters) as seen:
             self._statistics = seen if isinstance(seen, FactorStatistics) else None
             try:
@@ -291,7 +290,7 @@ class KroneckerState(BayesianOptimizer):
         self._shards.draws += 1
         self._backup.keep(self._list(self.param_groups[0], "mean", self._trainable()))
 
-    def _watch(self, parameters: list[Tensor]) -> AbstractContextManager[Seen]:
+    def _watch(self, parameters: list[Tensor]) -> AbstractContextManager[Observation]:
         subjects, reduction = self._subjects(parameters), self.settings["reduction"]
         if not self._factors_due():
             return Onlooker(subjects, reduction)
@@ -324,7 +323,7 @@ class KroneckerState(BayesianOptimizer):
             generator = private_generator(*key, outputs.device)
             self._statistics.observe(sampled_loss(outputs, likelihood, generator), self._trainable())
 
-    def _require_observed(self, seen: Seen) -> None:
+    def _require_observed(self, seen: Observation) -> None:
         if isinstance(seen, FactorStatistics) and seen.examples and not seen.found().examples:
             raise CallOrderError(
                 "fisher='true' needs the model's outputs: call optimizer.observe(outputs) before loss.backward(), and "
@@ -332,8 +331,8 @@ class KroneckerState(BayesianOptimizer):
             )
 
     @final
-    def _nothing_gathered(self) -> GatheredFactors:
-        return GatheredFactors(self._expected)
+    def _nothing_gathered(self) -> LayerStatistics:
+        return LayerStatistics(self._expected)
 
     def _expected(self, own: list[Expected]) -> list[Expected] | None:
         if not self._factors_due():
