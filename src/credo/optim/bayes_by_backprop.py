@@ -26,13 +26,12 @@ from credo.errors import InvalidType, InvalidValue
 from credo.kernels import noise
 from credo.optim import arguments
 from credo.optim.base import BayesianOptimizer
-from credo.optim.block_noise import BlockNoise
 from credo.optim.blocks import Block, finish_closure
 from credo.optim.diagnostics import Part
-from credo.optim.inner import Build, Inner, Moved, adam
+from credo.optim.local_reparameterisation import BlockNoise, Reparameterised, Uncertain
 from credo.optim.relative import NOISE, TensorNumbers, check_relative, start_scale
-from credo.optim.reparameterisation import Reparameterised, Uncertain
 from credo.optim.statistics import StepStatistics, VarianceStatistics
+from credo.optim.wrapped import Build, Moved, WrappedOptimizer, adam
 from credo.posterior import DiagonalPosterior, Posterior
 from credo.posterior.diagonal import kl_terms, sum_terms
 
@@ -160,7 +159,7 @@ class BayesByBackprop(BayesianOptimizer):
         super().__init__(params, defaults, settings, prior)
         if initial_mean_sd is not None:
             self._initialise_means(initial_mean_sd)
-        self._inner = Inner(inner, [self._inner_group(group) for group in self.param_groups])
+        self._inner = WrappedOptimizer(inner, [self._inner_group(group) for group in self.param_groups])
         self.settings["inner"] = self._inner.method
         if sharded:
             self._inner.require_elementwise("sharded=True")

@@ -30,11 +30,11 @@ from credo.errors import InvalidType
 from credo.kernels import noise, update
 from credo.kernels.tensors import Backup, TensorList
 from credo.optim import arguments
-from credo.optim.beliefs import Belief
 from credo.optim.checkpoints import SCALE
+from credo.optim.diagnostics import ParameterSummary
 from credo.optim.diagonal import DiagonalOptimizer
-from credo.optim.eyes import Onlooker
 from credo.optim.means import averaged, averaging_weight, can_average, place_iterates
+from credo.optim.observe import GradientObserver
 from credo.optim.relative import (
     TINY,
     averaging_of,
@@ -82,7 +82,7 @@ def ivon_update(
 class _Drawn(NamedTuple):
     """What a block changes: parameters with noise, and those that are moved from their means to their iterates."""
 
-    noisy: list[Belief]
+    noisy: list[ParameterSummary]
     moved: list[Tensor]
     offsets: list[Tensor]
 
@@ -196,9 +196,9 @@ class IVON(DiagonalOptimizer):
         return 1
 
     @contextmanager
-    def _observe(self, parameters: list[Tensor]) -> Iterator[Onlooker]:
+    def _observe(self, parameters: list[Tensor]) -> Iterator[GradientObserver]:
         """On the way back to the mean the products ĝ·(w − μ) are taken."""
-        with Onlooker(self._subjects(parameters), self.settings["reduction"]) as seen:
+        with GradientObserver(self._subjects(parameters), self.settings["reduction"]) as seen:
             yield seen
         weights, backup = self._samples
         table, memory = (

@@ -34,8 +34,8 @@ from credo.distributed.sharding import gathered
 from credo.errors import InvalidValue, UnsupportedOperation
 from credo.kernels import noise
 from credo.optim import arguments
-from credo.optim.beliefs import Belief
 from credo.optim.checkpoints import SCALE
+from credo.optim.diagnostics import ParameterSummary
 from credo.optim.kronecker import (
     FORMS,
     SIDES,
@@ -559,7 +559,7 @@ class NoisyKFAC(_Kronecker):
         for p, part in zip(layer.members, layer.unpacked(root.noise(standard)), strict=True):
             p.add_(part.to(p.dtype), alpha=width)
 
-    def _draw_rest(self, belief: Belief, place: int, draw: int) -> None:
+    def _draw_rest(self, belief: ParameterSummary, place: int, draw: int) -> None:
         assert belief.curvature is not None
         shift = belief.shrinkage + belief.damping
         seed = self.settings["seed"]

@@ -26,10 +26,9 @@ from credo.distributed.agreement import Expected, layers_of_all
 from credo.distributed.sharding import LayerShards
 from credo.errors import CallOrderError, InvalidType, InvalidValue
 from credo.optim.base import BayesianOptimizer
-from credo.optim.beliefs import Belief
 from credo.optim.checkpoints import FACTORS, SCALE
-from credo.optim.diagnostics import Part, part_of
-from credo.optim.eyes import Onlooker
+from credo.optim.diagnostics import ParameterSummary, Part, part_of
+from credo.optim.observe import GradientObserver
 from credo.optim.relative import TensorNumbers
 from credo.optim.statistics import LayerStatistics, Observation
 from credo.posterior.matrix_normal import Root, as_matrix, from_matrix
@@ -195,7 +194,7 @@ class KroneckerState(BayesianOptimizer):
         return [layer for layer in self.layers() if self._shards.mine(self, layer.names[0])]
 
     @final
-    def beliefs(self) -> Iterator[Belief]:
+    def beliefs(self) -> Iterator[ParameterSummary]:
         """Every trainable parameter outside the layers with what is known of it, in order."""
         inside = self._in_layers()
         for name, (_, p, group) in self._entries().items():
@@ -204,7 +203,9 @@ class KroneckerState(BayesianOptimizer):
                 own = self._numbers_of(group, p)
                 if "prior_precision" in self.state[p]:
                     own = own._replace(prior_precision=math.nan)
-                yield Belief(name, p, curvature, shrinkage, own, self.data_size, group["deterministic"])
+                yield ParameterSummary(
+                    name, p, curvature, shrinkage, own, self.data_size, group["deterministic"]
+                )
 
     def _entries(self) -> dict[str, tuple[int, Tensor, dict[str, Any]]]:
         """Name → place among all parameters, parameter, group."""
@@ -293,7 +294,7 @@ class KroneckerState(BayesianOptimizer):
     def _watch(self, parameters: list[Tensor]) -> AbstractContextManager[Observation]:
         subjects, reduction = self._subjects(parameters), self.settings["reduction"]
         if not self._factors_due():
-            return Onlooker(subjects, reduction)
+            return GradientObserver(subjects, reduction)
         true = self.settings["fisher"] == "true"
         return watching_factors(subjects, reduction, self.settings["sharing"], fisher=true)
 

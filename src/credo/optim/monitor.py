@@ -20,8 +20,8 @@ from torch import Tensor
 
 from credo.errors import TrainingWarning
 from credo.kernels.update import all_finite
-from credo.optim.course import Course
 from credo.optim.diagnostics import Layer, layers_of, parts_of
+from credo.optim.loss_history import LossHistory
 from credo.optim.statistics import Observation, StepStatistics
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Monitor:
         self._given: set[str] = set()
         self._noted: list[Tensor] = []  # losses of the blocks since the last step
         self._losses: list[Tensor | float] = []  # of steps, not read yet; numbers where that needs no waiting
-        self._course: Course | None = None
+        self._course: LossHistory | None = None
         self._next_look = 1
         self._starts: dict[str, float] = {}  # rms of layers when they were first seen
         self._low: dict[str, int] = {}  # looks in a row at which a layer's signal was low
@@ -114,7 +114,9 @@ class Monitor:
     def _read_losses(self, optimizer: "BayesianOptimizer") -> None:
         losses, self._losses = _numbers(self._losses), []
         if self._course is None:  # a run that was resumed may begin at its end
-            self._course = Course(fresh=optimizer.counters["step"] <= WINDOW + optimizer.counters["refused"])
+            self._course = LossHistory(
+                fresh=optimizer.counters["step"] <= WINDOW + optimizer.counters["refused"]
+            )
         course = self._course
         course.add(losses)
         if (grown := course.diverged()) is not None:

@@ -16,7 +16,7 @@ from credo.errors import UnsupportedOperation
 from credo.kernels.update import all_finite
 
 if TYPE_CHECKING:
-    from credo.optim.reparameterisation import Reparameterised
+    from credo.optim.local_reparameterisation import Reparameterised
 
 
 class Observation(Protocol):
