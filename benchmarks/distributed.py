@@ -79,7 +79,10 @@ def ddp_adam_keeping(problem: Problem) -> Step:
 
 
 def without_message(problem: Problem) -> Step:
-    with patch("credo.optim.base.world", lambda: ALONE), patch("credo.optim.joining.world", lambda: ALONE):
+    with (
+        patch("credo.optim.base.world", lambda: ALONE),
+        patch("credo.distributed.agreement.world", lambda: ALONE),
+    ):
         return ours("VOGN")(problem)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import credo
 from credo.errors import CallOrderError, NonFiniteError
-from credo.optim.gathering import Gathered
+from credo.optim.statistics import StepStatistics
 from tests.optim.replay import snapshot
 from tests.optim.trained import X, Y, assert_unchanged, learned, trained
 
@@ -87,7 +87,7 @@ def test_an_interrupt_while_a_block_is_gathered_leaves_nothing_for_the_next(meth
     model, optimizer = trained(method)
     draws = optimizer.counters["draws"]
     with monkeypatch.context() as patch:
-        patch.setattr(Gathered, "add", interrupted)
+        patch.setattr(StepStatistics, "add", interrupted)
         with pytest.raises(KeyboardInterrupt):
             step()
     optimizer.counters["draws"] = draws  # so that the sample is the same one

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import credo
 from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
-from credo.optim.gathering import GatheredSquares
+from credo.optim.statistics import SquareStatistics
 from tests.optim.replay import clone_with, snapshot
 
 
@@ -266,7 +266,7 @@ def test_the_squares_of_a_sample_are_dropped_once_they_are_added(monkeypatch):
     """K samples in turn take the memory of two, not of K."""
     model, seen, alive = nn.Linear(3, 2), [], []
     optimizer = credo.VOGN(model, data_size=100, mc_samples=4)
-    add = GatheredSquares._add
+    add = SquareStatistics._add
 
     def remembered(self, stats, *others):
         seen.append(weakref.ref(stats.raw()[0][id(model.weight)]))
@@ -276,6 +276,6 @@ def test_the_squares_of_a_sample_are_dropped_once_they_are_added(monkeypatch):
         alive.append(sum(square() is not None for square in seen))
         return F.cross_entropy(model(torch.ones(5, 3)), torch.zeros(5, dtype=torch.int64), reduction="none")
 
-    monkeypatch.setattr(GatheredSquares, "_add", remembered)
+    monkeypatch.setattr(SquareStatistics, "_add", remembered)
     optimizer.step(closure)
     assert alive == [0, 1, 1, 1]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import credo
 from credo.errors import TrainingWarning
-from credo.optim import course, monitor
+from credo.optim import loss_history, monitor
 
 METHODS = [credo.VOGN, credo.OGN, credo.IVON, credo.KFAC, credo.NoisyKFAC, credo.BayesByBackprop]
 NOISY = {  # what makes the noise of each method too large
@@ -34,7 +34,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(monitor, "FIRST_LOOKS", (1, 10, 40))
     monkeypatch.setattr(monitor, "EVERY", 40)
     monkeypatch.setattr(monitor, "WINDOW", 20)
-    monkeypatch.setattr(course, "LOOKS", (100,))
+    monkeypatch.setattr(loss_history, "LOOKS", (100,))
 
 
 def drawn(seed: int = 0) -> torch.Generator:

@@ -4,7 +4,7 @@ An optimiser that is built after `torch.distributed.init_process_group` finds it
 """
 
 from credo.distributed.averaging import SharedGradients
-from credo.distributed.gathering import gather
+from credo.distributed.collect import gather
 from credo.distributed.outcomes import outcome_of_all, outcome_of_first
 from credo.distributed.sharing_data import average_buffers, data_share
 from credo.distributed.world import ALONE, World, agree, world, world_asked_for

@@ -14,13 +14,13 @@ def data_share(mc_groups: int | None = None, *, among: World | None = None) -> t
     of one group read the same share, and differ in the weights they sample: parallel over Monte-Carlo samples.
     The optimiser weighs by example counts either way, and needs not be told.
     """
-    everybody = among or world()
-    groups = everybody.size if mc_groups is None else mc_groups
-    if not isinstance(groups, int) or groups < 1 or everybody.size % groups:
+    ranks = among or world()
+    groups = ranks.size if mc_groups is None else mc_groups
+    if not isinstance(groups, int) or groups < 1 or ranks.size % groups:
         raise InvalidValue(
-            f"mc_groups must be a whole number that divides the {everybody.size} ranks, got {mc_groups!r}."
+            f"mc_groups must be a whole number that divides the {ranks.size} ranks, got {mc_groups!r}."
         )
-    return everybody.rank // (everybody.size // groups), groups
+    return ranks.rank // (ranks.size // groups), groups
 
 
 @torch.no_grad()
@@ -30,14 +30,14 @@ def average_buffers(module: nn.Module) -> None:
     Each rank's layers see its own share of every batch (the paper's way), so their statistics drift apart a little.
     Before a checkpoint or an evaluation they should be one. All ranks must call this.
     """
-    everybody = world()
-    if everybody.alone:
+    ranks = world()
+    if ranks.alone:
         return
     floating = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-    everybody.broadcast_([buffer for buffer in module.buffers() if not buffer.is_floating_point()])
+    ranks.broadcast_([buffer for buffer in module.buffers() if not buffer.is_floating_point()])
     if floating:
         flat = torch.cat([buffer.reshape(-1).double() for buffer in floating])
-        everybody.add_(flat)
-        parts = torch.split(flat / everybody.size, [buffer.numel() for buffer in floating])
+        ranks.add_(flat)
+        parts = torch.split(flat / ranks.size, [buffer.numel() for buffer in floating])
         for buffer, part in zip(floating, parts, strict=True):
             buffer.copy_(part.view(buffer.shape))

@@ -82,12 +82,12 @@ class World:
         device = next(tensor.device for row in rows for tensor in row)
         own = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
         _through(own, rows[self.rank], lambda place, tensor: place.copy_(tensor))
-        everybody = own.new_empty(self.size * len(own))
+        of_all = own.new_empty(self.size * len(own))
         with _together():
-            _all_gather(everybody, own, group=self.group)
+            _all_gather(of_all, own, group=self.group)
         for rank, row in enumerate(rows):
             if rank != self.rank:
-                _through(everybody[rank * len(own) :], row, lambda place, tensor: tensor.copy_(place))
+                _through(of_all[rank * len(own) :], row, lambda place, tensor: tensor.copy_(place))
 
     def swap_(self, given: Sequence[Sequence[Tensor]], taken: Sequence[Sequence[Tensor]]) -> None:
         """given[r] goes to rank r, bit for bit; taken[r] take what rank r has given this one: one message."""
@@ -193,10 +193,10 @@ def world_asked_for() -> World:
 def agree(world: World, facts: Mapping[str, Any]) -> None:
     """Refuses, on every rank alike, facts in which ranks differ; names the first one."""
     mine = {key: repr(value) for key, value in facts.items()}
-    everybody = [json.loads(text) for text in world.gather_texts(json.dumps(mine))]
-    for rank, theirs in enumerate(everybody[1:], start=1):
-        for key in dict.fromkeys([*everybody[0], *theirs]):
-            first, other = everybody[0].get(key, "absent"), theirs.get(key, "absent")
+    of_all = [json.loads(text) for text in world.gather_texts(json.dumps(mine))]
+    for rank, theirs in enumerate(of_all[1:], start=1):
+        for key in dict.fromkeys([*of_all[0], *theirs]):
+            first, other = of_all[0].get(key, "absent"), theirs.get(key, "absent")
             if first != other:
                 raise InvalidValue(
                     f"ranks do not agree: {key} is {first} on rank 0 and {other} on rank {rank}. All processes must "

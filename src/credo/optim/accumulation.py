@@ -11,11 +11,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from credo.distributed.reduce import NamedSums, gradients
 from credo.errors import CallOrderError, UnsupportedOperation
 from credo.optim import arguments, checks
-from credo.optim.columns import Column, gradients
-from credo.optim.gathering import Gathered
 from credo.optim.groups import Grouped
+from credo.optim.statistics import StepStatistics
 
 
 @final
@@ -34,7 +34,9 @@ class Held:
         if not self.batches:
             self._first_draw = draws
 
-    def add(self, columns: Sequence[Column], gathered: Gathered, scales: tuple[float, float]) -> None:
+    def add(
+        self, columns: Sequence[NamedSums], gathered: StepStatistics, scales: tuple[float, float]
+    ) -> None:
         if self.batches and scales != self._scales:
             raise CallOrderError(
                 f"the loss scale changed from {self._scales[0]:g} to {scales[0]:g} between micro-batches of one "
@@ -52,7 +54,7 @@ class Held:
         )
         self.batches, self._examples, self._scales = self.batches + 1, self._examples + examples, scales
 
-    def give(self, columns: Sequence[Column], gathered: Gathered) -> None:
+    def give(self, columns: Sequence[NamedSums], gathered: StepStatistics) -> None:
         """What one batch would have said, into `.grad` and into `gathered`."""
         for column, sums in zip(columns, self._sums, strict=True):
             share = 1 / self._examples if column.is_mean else 1.0
@@ -98,7 +100,7 @@ class Accumulating(Grouped):
     settings: dict[str, Any]
     counters: dict[str, int]
     _held: Held
-    _gathered: Gathered
+    _gathered: StepStatistics
     _left: checks.Left
 
     def accumulate(self, micro_batches: int) -> None:

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from credo.curvature.torch_private import DisableTorchFunction
 from credo.curvature.tracking import WatchedParameters, buffers_of
 from credo.distributed import World, world
+from credo.distributed.agreement import synchronise_start
+from credo.distributed.sharding import ElementShards, Shards, gathered
 from credo.errors import CallOrderError, EmptyBatch
 from credo.kernels.tensors import TensorList
 from credo.optim import arguments, checkpoints, checks
@@ -31,15 +33,13 @@ from credo.optim.accumulation import Accumulating, Held
 from credo.optim.blocks import Block, finish_closure, hooked, profiler_runs
 from credo.optim.checkpoints import SCALE
 from credo.optim.diagnostics import Diagnosed
-from credo.optim.gathering import Gathered, Seen
 from credo.optim.groups import carrying_buffers, joining_group, parameter_groups, parameter_names, take_prior
 from credo.optim.habits import Answering
-from credo.optim.joining import join
 from credo.optim.means import MeanBackup
 from credo.optim.monitor import Monitor
 from credo.optim.progress import Progress
 from credo.optim.relative import TensorNumbers, is_relative, numbers, share_noise, start_scale
-from credo.optim.shards import ElementShards, Shards, whole
+from credo.optim.statistics import Observation, StepStatistics
 from credo.posterior import Posterior
 
 # The settings that methods share, and how each is checked.
@@ -94,7 +94,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         self._start_afresh()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
         self._left = checks.Left(self._members())  # what is older than the optimiser is not meant for it
-        join(self, self._module_now())
+        synchronise_start(self, self._module_now())
         self._monitor.begin(self)
         share_noise(self.param_groups, self.defaults)
         if prior is not None:
@@ -112,11 +112,11 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         """Turns the means in the parameters into sample number `draw`; returns how many draws that were."""
 
     @abstractmethod
-    def _observe(self, parameters: list[Tensor]) -> AbstractContextManager[Seen]:
+    def _observe(self, parameters: list[Tensor]) -> AbstractContextManager[Observation]:
         """A block in which the backward passes are seen."""
 
     @abstractmethod
-    def _update(self, gathered: Gathered) -> bool:
+    def _update(self, gathered: StepStatistics) -> bool:
         """The update, from numbers with the loss scale still in them; False and no change if they are not finite."""
 
     @abstractmethod
@@ -124,7 +124,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         """What is believed now, independent of the optimiser from here on."""
 
     @abstractmethod
-    def _nothing_gathered(self) -> Gathered:
+    def _nothing_gathered(self) -> StepStatistics:
         """What is known at the beginning of a step."""
 
     @abstractmethod
@@ -158,7 +158,11 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
 
     @final
     def _gather(
-        self, seen: Seen, parameters: list[Tensor], before: list[Tensor | None] | None, scale: float | None
+        self,
+        seen: Observation,
+        parameters: list[Tensor],
+        before: list[Tensor | None] | None,
+        scale: float | None,
     ) -> int:
         """`.grad` is the sum over the samples so far, so that clipping and unscaling find it where they look.
 
@@ -229,7 +233,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
             self._update_or_refuse(loss)
         else:
             noted = self._gathered.mean_loss() if loss is None else loss
-            with torch.no_grad(), self._shards.standing_in(self):
+            with torch.no_grad(), self._shards.local_view(self):
                 loss = self._gathered.share(self._shards, parameters, self.settings, self.counters, noted)
                 self._update_or_refuse(loss)
         self._left = checks.Left(self._members())
@@ -274,7 +278,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         self.counters["refused_in_a_row"] = 0
 
     @final
-    def _repeats(self, gathered: Gathered) -> int:
+    def _repeats(self, gathered: StepStatistics) -> int:
         """How many samples, and ranks of its group, have seen each example of a step."""
         groups = self.settings.get("mc_groups") or self._world.size
         at_once: int = self.settings["mc_samples"] if self.settings.get("vectorized") else 1
@@ -286,7 +290,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         return self._progress.growth if self.counters.get("likelihood") else 1.0
 
     @final
-    def _finite(self, gathered: Gathered) -> bool:
+    def _finite(self, gathered: StepStatistics) -> bool:
         """Whether all numbers of a step are, on all ranks."""
         return self._shards.all(gathered.finite(self._trainable(), gathered.loss))
 
@@ -335,7 +339,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
 
     # State
 
-    @whole()
+    @gathered()
     def state_dict(self) -> dict[str, Any]:
         """torch's, with credo's settings and counters; plain numbers and tensors only."""
         self._refuse_inside("save")

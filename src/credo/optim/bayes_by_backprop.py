@@ -21,19 +21,17 @@ import torch
 from torch import Tensor
 
 from credo.curvature.rule import widen
+from credo.distributed.sharding import WIDTHS, ElementShards, blocks_a_step, gathered
 from credo.errors import InvalidType, InvalidValue
 from credo.kernels import noise
 from credo.optim import arguments
 from credo.optim.base import BayesianOptimizer
-from credo.optim.block_noise import BlockNoise
 from credo.optim.blocks import Block, finish_closure
 from credo.optim.diagnostics import Part
-from credo.optim.gathered_tables import GatheredVariances
-from credo.optim.gathering import Gathered
-from credo.optim.inner import Build, Inner, Moved, adam
+from credo.optim.local_reparameterisation import BlockNoise, Reparameterised, Uncertain
 from credo.optim.relative import NOISE, TensorNumbers, check_relative, start_scale
-from credo.optim.reparameterisation import Reparameterised, Uncertain
-from credo.optim.shards import WIDTHS, ElementShards, blocks_a_step, whole
+from credo.optim.statistics import StepStatistics, VarianceStatistics
+from credo.optim.wrapped import Build, Moved, WrappedOptimizer, adam
 from credo.posterior import DiagonalPosterior, Posterior
 from credo.posterior.diagonal import kl_terms, sum_terms
 
@@ -103,7 +101,7 @@ class BayesByBackprop(BayesianOptimizer):
     """
 
     _kept = ("_inner",)
-    _gathered: GatheredVariances
+    _gathered: VarianceStatistics
     _shards: ElementShards
     _noise: BlockNoise  # of the block that was opened last
     _first_draw: int | None = None  # of those whose convolutions share their noise
@@ -161,7 +159,7 @@ class BayesByBackprop(BayesianOptimizer):
         super().__init__(params, defaults, settings, prior)
         if initial_mean_sd is not None:
             self._initialise_means(initial_mean_sd)
-        self._inner = Inner(inner, [self._inner_group(group) for group in self.param_groups])
+        self._inner = WrappedOptimizer(inner, [self._inner_group(group) for group in self.param_groups])
         self.settings["inner"] = self._inner.method
         if sharded:
             self._inner.require_elementwise("sharded=True")
@@ -212,8 +210,8 @@ class BayesByBackprop(BayesianOptimizer):
         self._gathered.at_once()
         return torch.stack(losses).sum()
 
-    def _nothing_gathered(self) -> GatheredVariances:
-        return GatheredVariances()
+    def _nothing_gathered(self) -> VarianceStatistics:
+        return VarianceStatistics()
 
     def _uncertain(self) -> list[Uncertain]:
         with self._shards.drawing(self):
@@ -238,8 +236,8 @@ class BayesByBackprop(BayesianOptimizer):
     # Steps
 
     @torch.no_grad()
-    def _update(self, gathered: Gathered) -> bool:
-        assert isinstance(gathered, GatheredVariances)
+    def _update(self, gathered: StepStatistics) -> bool:
+        assert isinstance(gathered, VarianceStatistics)
         if not self._finite(gathered):
             return False
         mean_loss = self.settings["reduction"] == "mean" or gathered.vectorized
@@ -255,7 +253,7 @@ class BayesByBackprop(BayesianOptimizer):
         return True
 
     def _moves(
-        self, group: dict[str, Any], gathered: GatheredVariances, unit: float, variance_unit: float
+        self, group: dict[str, Any], gathered: VarianceStatistics, unit: float, variance_unit: float
     ) -> list[Moved]:
         """The parameters of a group that the loss has reached, and their log variances."""
         reached = [p for p in group["params"] if p.grad is not None and p.requires_grad]
@@ -337,7 +335,7 @@ class BayesByBackprop(BayesianOptimizer):
     # What is believed
 
     @torch.no_grad()
-    @whole(WIDTHS)
+    @gathered(WIDTHS)
     def posterior(self) -> DiagonalPosterior:
         """N(μ, diag σ²)."""
         self._refuse_inside("take the posterior")
@@ -347,7 +345,7 @@ class BayesByBackprop(BayesianOptimizer):
         return DiagonalPosterior(mean, variance, self._metadata("tempering", "prior_precision"))
 
     @torch.no_grad()
-    @whole()
+    @gathered()
     def kl(self) -> Tensor:
         """KL(q‖p), summed over all weights, in nats; the objective has τ/N times it."""
         terms = []

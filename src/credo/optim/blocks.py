@@ -17,7 +17,7 @@ from credo.curvature.many_samples import StackedWeights
 from credo.curvature.torch_private import DisableTorchFunction
 from credo.errors import CallOrderError, CredoError, InvalidType, InvalidValue, UnsupportedOperation
 from credo.optim import checks
-from credo.optim.gathering import Seen
+from credo.optim.statistics import Observation
 
 if TYPE_CHECKING:
     from credo.optim.base import BayesianOptimizer
@@ -27,7 +27,7 @@ profiler_runs: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ig
 
 
 @final
-class Block(AbstractContextManager[Seen]):
+class Block(AbstractContextManager[Observation]):
     """One sample of a step: a block in which the weights are that sample, and whose backward passes are seen.
 
     Gradients begin at none in it. If it fails they are what they were before; else the sums over samples so far.
@@ -37,7 +37,7 @@ class Block(AbstractContextManager[Seen]):
         self._open = False
         self._optimizer, self._scale, self._token = optimizer, scale, object()
 
-    def __enter__(self) -> Seen:
+    def __enter__(self) -> Observation:
         own = self._optimizer
         if own._inside is not None:
             own._refuse_inside("open a sampling block")
@@ -94,7 +94,7 @@ class Block(AbstractContextManager[Seen]):
             p.grad = None if self._before is None else self._before[k]
 
 
-def finish_closure(returned: Any, seen: Seen, reduction: str) -> Tensor:
+def finish_closure(returned: Any, seen: Observation, reduction: str) -> Tensor:
     """The loss as one detached number; runs the backward pass if the closure left it to the optimiser."""
     if not isinstance(returned, Tensor):
         raise InvalidType(
@@ -131,7 +131,7 @@ def finish_at_once(stacks: StackedWeights, closure: Callable[[], Tensor], stats:
         ) from error
 
 
-def _backward(loss: Tensor, seen: Seen, reduction: str) -> Tensor:
+def _backward(loss: Tensor, seen: Observation, reduction: str) -> Tensor:
     """One loss an example, or their mean or sum, as the optimiser's `reduction` says."""
     if loss.dim() > 1:
         raise InvalidValue(

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from credo.curvature.torch_private import DisableTorchFunction
 from credo.errors import CallOrderError, NonFiniteError
-from credo.optim.gathering import Gathered
+from credo.optim.statistics import StepStatistics
 
 if TYPE_CHECKING:
     from credo.optim.base import BayesianOptimizer
@@ -188,7 +188,7 @@ def loss_scales(optimizer: Optimizer, declared: float | None) -> tuple[float, fl
     return 1.0, declared
 
 
-def require_samples(gathered: Gathered, wanted: int) -> None:
+def require_samples(gathered: StepStatistics, wanted: int) -> None:
     """A step needs as many samples as were asked for."""
     if gathered.samples == 0:
         raise CallOrderError(

@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple, final, overload
 import torch
 from torch import Tensor
 
+from credo.curvature.rule import widen
+from credo.distributed.sharding import WIDTHS, gathered
 from credo.errors import InvalidValue
-from credo.optim.beliefs import Belief
 from credo.optim.relative import TensorNumbers
-from credo.optim.shards import WIDTHS, whole
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,38 @@ class GroupDiagnostics:
     refused_steps: int
 
 
+@dataclass(slots=True)
+class ParameterSummary:
+    """One parameter with what is known of it, and the numbers of its group."""
+
+    name: str
+    parameter: Tensor
+    curvature: Tensor | None  # s; None before its first gradient
+    shrinkage: float | Tensor  # δ̃ = τδ/N
+    numbers: TensorNumbers  # α, γ, τ, δ
+    data_size: float  # N
+    deterministic: bool
+
+    @property
+    def damping(self) -> float:
+        """γ."""
+        return float(self.numbers.damping)
+
+    @property
+    def tempering(self) -> float:
+        """τ."""
+        return float(self.numbers.tempering)
+
+    @property
+    def scale(self) -> float:
+        """τ/N, so that σ² = scale / (s + δ̃ + γ)."""
+        return self.tempering / self.data_size
+
+    def variance(self, damped: bool = True) -> Tensor:
+        s = torch.zeros_like(widen(self.parameter.detach())) if self.curvature is None else self.curvature
+        return self.scale / (s + self.shrinkage + (self.damping if damped else 0.0))
+
+
 class Part(NamedTuple):
     """Some weights of a group; the shares may be of as many directions instead."""
 
@@ -51,7 +83,7 @@ class Part(NamedTuple):
     numbers: TensorNumbers
 
 
-def part_of(belief: Belief) -> Part:
+def part_of(belief: ParameterSummary) -> Part:
     """A parameter whose precision is s + δ̃ + γ, weight by weight."""
     variance = belief.variance()
     precision = belief.scale / variance
@@ -158,7 +190,7 @@ class Diagnosed(torch.optim.Optimizer, ABC):
 
     @final
     @torch.no_grad()
-    @whole(WIDTHS)
+    @gathered(WIDTHS)
     def diagnostics(self, by: str = "group") -> list[GroupDiagnostics] | LayerDiagnostics:
         """Signal to noise, the shares of s, δ̃ and γ in the precision, the step size, refused steps.
 

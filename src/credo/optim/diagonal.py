@@ -8,15 +8,14 @@ from typing import Any, NamedTuple, cast, final
 import torch
 from torch import Tensor
 
+from credo.distributed.sharding import WIDTHS, ElementShards, gathered
 from credo.kernels.tensors import TensorList
 from credo.optim.base import BayesianOptimizer
-from credo.optim.beliefs import Belief
 from credo.optim.checkpoints import SCALE
-from credo.optim.diagnostics import Part, part_of
+from credo.optim.diagnostics import ParameterSummary, Part, part_of
 from credo.optim.groups import refuse_other_sizes
 from credo.optim.means import place_iterates
 from credo.optim.relative import TensorNumbers, is_relative, measure, numbers, scale_of
-from credo.optim.shards import WIDTHS, ElementShards, whole
 
 
 class Noisy(NamedTuple):
@@ -138,7 +137,7 @@ class DiagonalOptimizer(BayesianOptimizer):
         return [n.tempering * n.prior_precision / size for n in own]
 
     @final
-    def beliefs(self) -> Iterator[Belief]:
+    def beliefs(self) -> Iterator[ParameterSummary]:
         """Every trainable parameter with what is known of it, in order."""
         names = self.names()
         for group in self.param_groups:
@@ -147,7 +146,9 @@ class DiagonalOptimizer(BayesianOptimizer):
                 if "prior_precision" in state:
                     own = own._replace(prior_precision=math.nan)
                 rest = own, self.data_size, group["deterministic"]
-                yield Belief(names[id(p)], p, state.get("curvature"), self._shrinkage(group, p), *rest)
+                yield ParameterSummary(
+                    names[id(p)], p, state.get("curvature"), self._shrinkage(group, p), *rest
+                )
 
     @final
     def _parts(self, group: Mapping[str, Any]) -> list[Part]:
@@ -178,7 +179,7 @@ class DiagonalOptimizer(BayesianOptimizer):
             own[SCALE] = new
 
     @final
-    @whole(WIDTHS)
+    @gathered(WIDTHS)
     def curvature(self) -> dict[str, Tensor]:
         """The curvature by name, such as the running mean of squared per-example gradients; a copy."""
         return {b.name: b.curvature.clone() for b in self.beliefs() if b.curvature is not None}

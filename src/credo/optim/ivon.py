@@ -25,17 +25,16 @@ import torch
 from torch import Tensor
 
 from credo.curvature.rule import widen
+from credo.distributed.sharding import WIDTHS, gathered
 from credo.errors import InvalidType
 from credo.kernels import noise, update
 from credo.kernels.tensors import Backup, TensorList
 from credo.optim import arguments
-from credo.optim.beliefs import Belief
 from credo.optim.checkpoints import SCALE
+from credo.optim.diagnostics import ParameterSummary
 from credo.optim.diagonal import DiagonalOptimizer
-from credo.optim.eyes import Onlooker
-from credo.optim.gathered_tables import GatheredProducts
-from credo.optim.gathering import Gathered
 from credo.optim.means import averaged, averaging_weight, can_average, place_iterates
+from credo.optim.observe import GradientObserver
 from credo.optim.relative import (
     TINY,
     averaging_of,
@@ -45,7 +44,7 @@ from credo.optim.relative import (
     ivon_options,
     start_scale,
 )
-from credo.optim.shards import WIDTHS, whole
+from credo.optim.statistics import ProductStatistics, StepStatistics
 from credo.posterior import DiagonalPosterior, Posterior
 
 STARTING = 300  # updates of a parameter during which h follows the squared gradients
@@ -83,7 +82,7 @@ def ivon_update(
 class _Drawn(NamedTuple):
     """What a block changes: parameters with noise, and those that are moved from their means to their iterates."""
 
-    noisy: list[Belief]
+    noisy: list[ParameterSummary]
     moved: list[Tensor]
     offsets: list[Tensor]
 
@@ -114,7 +113,7 @@ class IVON(DiagonalOptimizer):
     shared_noise, sharded, mc_groups: as for `VOGN`, among several processes.
     """
 
-    _gathered: GatheredProducts
+    _gathered: ProductStatistics
     _samples: tuple[TensorList, Backup]  # the parameters that are a sample in this block, and where μ or z is
 
     def __init__(
@@ -197,9 +196,9 @@ class IVON(DiagonalOptimizer):
         return 1
 
     @contextmanager
-    def _observe(self, parameters: list[Tensor]) -> Iterator[Onlooker]:
+    def _observe(self, parameters: list[Tensor]) -> Iterator[GradientObserver]:
         """On the way back to the mean the products ĝ·(w − μ) are taken."""
-        with Onlooker(self._subjects(parameters), self.settings["reduction"]) as seen:
+        with GradientObserver(self._subjects(parameters), self.settings["reduction"]) as seen:
             yield seen
         weights, backup = self._samples
         table, memory = (
@@ -228,8 +227,8 @@ class IVON(DiagonalOptimizer):
             return list(known)
         return [torch.empty_like(wide) for wide, _ in kinds]
 
-    def _nothing_gathered(self) -> GatheredProducts:
-        return GatheredProducts()
+    def _nothing_gathered(self) -> ProductStatistics:
+        return ProductStatistics()
 
     def _uncertain(self) -> _Drawn:
         with self._shards.drawing(self):
@@ -240,8 +239,8 @@ class IVON(DiagonalOptimizer):
     # Steps
 
     @torch.no_grad()
-    def _update(self, gathered: Gathered) -> bool:
-        assert isinstance(gathered, GatheredProducts)
+    def _update(self, gathered: StepStatistics) -> bool:
+        assert isinstance(gathered, ProductStatistics)
         if not self._finite(gathered):
             return False
         unit = gathered.gradient_unit(self.settings["reduction"])
@@ -261,7 +260,7 @@ class IVON(DiagonalOptimizer):
         group: dict[str, Any],
         step: int,
         parameters: list[Tensor],
-        gathered: GatheredProducts,
+        gathered: ProductStatistics,
         gradient_unit: float,
         product_unit: float,
     ) -> None:
@@ -366,7 +365,7 @@ class IVON(DiagonalOptimizer):
     # What is believed
 
     @torch.no_grad()
-    @whole(WIDTHS)
+    @gathered(WIDTHS)
     def posterior(self) -> DiagonalPosterior:
         """N(μ, diag σ²)."""
         self._refuse_inside("take the posterior")

@@ -29,14 +29,13 @@ from torch import Tensor
 
 from credo.curvature.factors import SHARINGS
 from credo.curvature.kronecker import LayerSums, layer_name
+from credo.distributed.invert import invert_own, invert_together
+from credo.distributed.sharding import gathered
 from credo.errors import InvalidValue, UnsupportedOperation
 from credo.kernels import noise
 from credo.optim import arguments
-from credo.optim.beliefs import Belief
 from credo.optim.checkpoints import SCALE
-from credo.optim.gathered_factors import GatheredFactors
-from credo.optim.gathering import Gathered
-from credo.optim.inversion import invert_own, invert_together
+from credo.optim.diagnostics import ParameterSummary
 from credo.optim.kronecker import (
     FORMS,
     SIDES,
@@ -59,7 +58,7 @@ from credo.optim.relative import (
     start_scale,
     take_absolute,
 )
-from credo.optim.shards import whole
+from credo.optim.statistics import LayerStatistics, StepStatistics
 from credo.posterior import KroneckerPosterior, Layer, Posterior, Root
 
 
@@ -142,8 +141,8 @@ class _Kronecker(KroneckerState):
 
     @final
     @torch.no_grad()
-    def _update(self, gathered: Gathered) -> bool:
-        assert isinstance(gathered, GatheredFactors)
+    def _update(self, gathered: StepStatistics) -> bool:
+        assert isinstance(gathered, LayerStatistics)
         if not self._finite(gathered):
             return False
         unit = gathered.gradient_unit(self.settings["reduction"])
@@ -156,7 +155,7 @@ class _Kronecker(KroneckerState):
         self._move(unit)
         return True
 
-    def _learn(self, gathered: GatheredFactors, unit: float) -> None:
+    def _learn(self, gathered: LayerStatistics, unit: float) -> None:
         """The running means of factors and squares; `unit` undoes the number of samples and the loss scale."""
         entries, names = self._entries(), self.names()
         layers = {names[key]: sums for key, sums in gathered.layers.items()}
@@ -304,7 +303,7 @@ class _Kronecker(KroneckerState):
 
     @final
     @torch.no_grad()
-    @whole()
+    @gathered()
     def posterior(self, *, damped: bool = True) -> KroneckerPosterior:
         """Matrix-normal layers, and N(μ, diag σ²) for the rest; what blocks draw from.
 
@@ -329,7 +328,7 @@ class _Kronecker(KroneckerState):
         return Root(root.rows, root.columns, root.scale * math.sqrt(layer.tempering / self.data_size))
 
     @final
-    @whole()
+    @gathered()
     def factors(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Layer → (A, G), the running means; copies."""
         kinds = "input_factor", "output_factor"
@@ -564,7 +563,7 @@ class NoisyKFAC(_Kronecker):
         for p, part in zip(layer.members, layer.unpacked(root.noise(standard)), strict=True):
             p.add_(part.to(p.dtype), alpha=width)
 
-    def _draw_rest(self, belief: Belief, place: int, draw: int) -> None:
+    def _draw_rest(self, belief: ParameterSummary, place: int, draw: int) -> None:
         assert belief.curvature is not None
         shift = belief.shrinkage + belief.damping
         seed = self.settings["seed"]

@@ -22,17 +22,15 @@ from torch import Tensor
 
 from credo.curvature.kronecker import FactorStatistics, LayerSums, watching_factors
 from credo.curvature.rule import widen
+from credo.distributed.agreement import Expected, layers_of_all
+from credo.distributed.sharding import LayerShards
 from credo.errors import CallOrderError, InvalidType, InvalidValue
 from credo.optim.base import BayesianOptimizer
-from credo.optim.beliefs import Belief
 from credo.optim.checkpoints import FACTORS, SCALE
-from credo.optim.diagnostics import Part, part_of
-from credo.optim.eyes import Onlooker
-from credo.optim.gathered_factors import Expected, GatheredFactors
-from credo.optim.gathering import Seen
-from credo.optim.layer_shards import LayerShards
-from credo.optim.layouts import layers_of_all
+from credo.optim.diagnostics import ParameterSummary, Part, part_of
+from credo.optim.observe import GradientObserver
 from credo.optim.relative import TensorNumbers
+from credo.optim.statistics import LayerStatistics, Observation
 from credo.posterior.matrix_normal import Root, as_matrix, from_matrix
 
 State = dict[str, Tensor]
@@ -171,7 +169,7 @@ class KroneckerState(BayesianOptimizer):
 
     `settings["layers"]` says by name which weight has factors and which bias is its; the backward passes tell."""
 
-    _gathered: GatheredFactors
+    _gathered: LayerStatistics
     _statistics: FactorStatistics | None = None  # of the block that is open, if it sees factors
     _shards: LayerShards
     _kind_of_shards = LayerShards
@@ -196,7 +194,7 @@ class KroneckerState(BayesianOptimizer):
         return [layer for layer in self.layers() if self._shards.mine(self, layer.names[0])]
 
     @final
-    def beliefs(self) -> Iterator[Belief]:
+    def beliefs(self) -> Iterator[ParameterSummary]:
         """Every trainable parameter outside the layers with what is known of it, in order."""
         inside = self._in_layers()
         for name, (_, p, group) in self._entries().items():
@@ -205,7 +203,9 @@ class KroneckerState(BayesianOptimizer):
                 own = self._numbers_of(group, p)
                 if "prior_precision" in self.state[p]:
                     own = own._replace(prior_precision=math.nan)
-                yield Belief(name, p, curvature, shrinkage, own, self.data_size, group["deterministic"])
+                yield ParameterSummary(
+                    name, p, curvature, shrinkage, own, self.data_size, group["deterministic"]
+                )
 
     def _entries(self) -> dict[str, tuple[int, Tensor, dict[str, Any]]]:
         """Name → place among all parameters, parameter, group."""
@@ -274,7 +274,7 @@ class KroneckerState(BayesianOptimizer):
 
     @final
     @contextmanager
-    def _observe(self, parameters: list[Tensor]) -> Iterator[Seen]:
+    def _observe(self, parameters: list[Tensor]) -> Iterator[Observation]:
         with self._watch(parameters) as seen:
             self._statistics = seen if isinstance(seen, FactorStatistics) else None
             try:
@@ -291,10 +291,10 @@ class KroneckerState(BayesianOptimizer):
         self._shards.draws += 1
         self._backup.keep(self._list(self.param_groups[0], "mean", self._trainable()))
 
-    def _watch(self, parameters: list[Tensor]) -> AbstractContextManager[Seen]:
+    def _watch(self, parameters: list[Tensor]) -> AbstractContextManager[Observation]:
         subjects, reduction = self._subjects(parameters), self.settings["reduction"]
         if not self._factors_due():
-            return Onlooker(subjects, reduction)
+            return GradientObserver(subjects, reduction)
         true = self.settings["fisher"] == "true"
         return watching_factors(subjects, reduction, self.settings["sharing"], fisher=true)
 
@@ -324,7 +324,7 @@ class KroneckerState(BayesianOptimizer):
             generator = private_generator(*key, outputs.device)
             self._statistics.observe(sampled_loss(outputs, likelihood, generator), self._trainable())
 
-    def _require_observed(self, seen: Seen) -> None:
+    def _require_observed(self, seen: Observation) -> None:
         if isinstance(seen, FactorStatistics) and seen.examples and not seen.found().examples:
             raise CallOrderError(
                 "fisher='true' needs the model's outputs: call optimizer.observe(outputs) before loss.backward(), and "
@@ -332,8 +332,8 @@ class KroneckerState(BayesianOptimizer):
             )
 
     @final
-    def _nothing_gathered(self) -> GatheredFactors:
-        return GatheredFactors(self._expected)
+    def _nothing_gathered(self) -> LayerStatistics:
+        return LayerStatistics(self._expected)
 
     def _expected(self, own: list[Expected]) -> list[Expected] | None:
         if not self._factors_due():

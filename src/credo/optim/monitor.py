@@ -20,9 +20,9 @@ from torch import Tensor
 
 from credo.errors import TrainingWarning
 from credo.kernels.update import all_finite
-from credo.optim.course import Course
 from credo.optim.diagnostics import Layer, layers_of, parts_of
-from credo.optim.gathering import Gathered, Seen
+from credo.optim.loss_history import LossHistory
+from credo.optim.statistics import Observation, StepStatistics
 
 if TYPE_CHECKING:
     from credo.optim.base import BayesianOptimizer
@@ -68,7 +68,7 @@ class Monitor:
         self._given: set[str] = set()
         self._noted: list[Tensor] = []  # losses of the blocks since the last step
         self._losses: list[Tensor | float] = []  # of steps, not read yet; numbers where that needs no waiting
-        self._course: Course | None = None
+        self._course: LossHistory | None = None
         self._next_look = 1
         self._starts: dict[str, float] = {}  # rms of layers when they were first seen
         self._low: dict[str, int] = {}  # looks in a row at which a layer's signal was low
@@ -78,7 +78,7 @@ class Monitor:
         for layer in layers_of(optimizer.param_groups, optimizer.names()):
             self._starts[layer.name] = _rms([p.detach() for p in layer.members])
 
-    def note(self, seen: Seen) -> None:
+    def note(self, seen: Observation) -> None:
         """A block that the user opened has ended; its loss counts where the step has none of its own."""
         if seen.loss is not None:
             self._noted.append(seen.loss)
@@ -98,7 +98,7 @@ class Monitor:
         if counters["step"] >= self._next_look:
             self._look_at_layers(optimizer, counters["step"])
 
-    def refused(self, optimizer: "BayesianOptimizer", gathered: Gathered, loss: Tensor | None) -> None:
+    def refused(self, optimizer: "BayesianOptimizer", gathered: StepStatistics, loss: Tensor | None) -> None:
         """A step is about to be refused, with its gradients still there."""
         if "refused" not in self._given:
             what = _not_finite(optimizer, gathered, loss)
@@ -114,7 +114,9 @@ class Monitor:
     def _read_losses(self, optimizer: "BayesianOptimizer") -> None:
         losses, self._losses = _numbers(self._losses), []
         if self._course is None:  # a run that was resumed may begin at its end
-            self._course = Course(fresh=optimizer.counters["step"] <= WINDOW + optimizer.counters["refused"])
+            self._course = LossHistory(
+                fresh=optimizer.counters["step"] <= WINDOW + optimizer.counters["refused"]
+            )
         course = self._course
         course.add(losses)
         if (grown := course.diverged()) is not None:
@@ -249,7 +251,7 @@ def _rms(tensors: list[Tensor]) -> float:
     return float((squares / max(sum(t.numel() for t in tensors), 1)) ** 0.5)
 
 
-def _not_finite(optimizer: "BayesianOptimizer", gathered: Gathered, loss: Tensor | None) -> str:
+def _not_finite(optimizer: "BayesianOptimizer", gathered: StepStatistics, loss: Tensor | None) -> str:
     """Which of the numbers of a step it was, in the order in which they come to be."""
     if loss is not None and not bool(loss.isfinite().all()):
         return f"the loss is {float(loss)}"

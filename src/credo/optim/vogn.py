@@ -24,6 +24,7 @@ from torch import Tensor
 from credo.curvature.capture import Statistics, watching
 from credo.curvature.many_samples import StackedWeights
 from credo.curvature.rule import widen
+from credo.distributed.sharding import WIDTHS, gathered
 from credo.errors import InvalidValue
 from credo.kernels import noise, update
 from credo.kernels.stacked_noise import sample_stacks_
@@ -31,7 +32,6 @@ from credo.optim import arguments
 from credo.optim.blocks import finish_at_once
 from credo.optim.checkpoints import SCALE
 from credo.optim.diagonal import DiagonalOptimizer, Noisy, Resting
-from credo.optim.gathering import Gathered, GatheredSquares
 from credo.optim.groups import refuse_other_sizes
 from credo.optim.means import averaged, averaging_weight, can_average
 from credo.optim.relative import (
@@ -44,7 +44,7 @@ from credo.optim.relative import (
     start_scale,
     take_absolute,
 )
-from credo.optim.shards import WIDTHS, whole
+from credo.optim.statistics import SquareStatistics, StepStatistics
 from credo.posterior import DiagonalPosterior, Posterior
 
 FIRST_STEPS, EVERY = 20, 5  # how often mean curvatures are measured: every step at first, then every fifth
@@ -127,7 +127,7 @@ class _GaussNewton(DiagonalOptimizer):
     """The state and the update; whether gradients are taken at samples or at the mean is left to the method."""
 
     _updates_from_backup = True
-    _gathered: GatheredSquares
+    _gathered: SquareStatistics
     _stacked: StackedWeights | None = None  # the samples of the slices of the block that begins
 
     def __init__(
@@ -195,8 +195,8 @@ class _GaussNewton(DiagonalOptimizer):
         return watching(self._subjects(parameters), self.settings["reduction"], stacks=stacks)
 
     @final
-    def _nothing_gathered(self) -> GatheredSquares:
-        return GatheredSquares()
+    def _nothing_gathered(self) -> SquareStatistics:
+        return SquareStatistics()
 
     @final
     def supply(self, squares: Mapping[Tensor, Tensor], examples: int) -> None:
@@ -227,8 +227,8 @@ class _GaussNewton(DiagonalOptimizer):
 
     @final
     @torch.no_grad()
-    def _update(self, gathered: Gathered) -> bool:
-        assert isinstance(gathered, GatheredSquares)
+    def _update(self, gathered: StepStatistics) -> bool:
+        assert isinstance(gathered, SquareStatistics)
         ready = [found for group in self.param_groups if (found := self._ready(group, gathered.squares))]
         check = self._are_all(ready, gathered)
         if not check and not self._finite(gathered):
@@ -289,7 +289,7 @@ class _GaussNewton(DiagonalOptimizer):
                 found.squares.append(own)
         return found if found.parameters else None
 
-    def _are_all(self, ready: Sequence[_Ready], gathered: GatheredSquares) -> bool:
+    def _are_all(self, ready: Sequence[_Ready], gathered: SquareStatistics) -> bool:
         """Whether there are no other numbers in the step: the kernel looks at these on its way, before all else."""
         if len(ready) != 1 or len(self.param_groups) != 1 or self._shards.sharded:
             return False
@@ -360,7 +360,7 @@ class _GaussNewton(DiagonalOptimizer):
 
     @final
     @torch.no_grad()
-    @whole(WIDTHS)
+    @gathered(WIDTHS)
     def posterior(self, *, damped: bool = True) -> DiagonalPosterior:
         """N(μ, diag σ²). `damped=False` leaves γ out of σ², which is then the pure posterior."""
         self._refuse_inside("take the posterior")

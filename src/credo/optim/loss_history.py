@@ -26,7 +26,7 @@ BEGINNING = 3  # one of them may be small by luck; after more, a fast divergence
 
 
 @final
-class Course:
+class LossHistory:
     """`fresh`: whether it has seen the training from its first step; else nothing is said of standing still."""
 
     def __init__(self, fresh: bool):

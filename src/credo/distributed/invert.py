@@ -4,19 +4,19 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from credo.distributed import World
 from credo.distributed.dividing import assign
+from credo.distributed.world import World
 from credo.errors import InvalidValue
 from credo.optim.kronecker import SIDES, KroneckerLayer
 
 
-def invert_together(everybody: World, layers: Sequence[KroneckerLayer], form: str) -> None:
+def invert_together(world: World, layers: Sequence[KroneckerLayer], form: str) -> None:
     """Refreshes the roots of the layers. A factor that one rank cannot invert is an error on all of them."""
     jobs = [(layer, side) for layer in layers for side in SIDES]
-    owners = assign([_cost(layer.state[f"{side}_factor"]) for layer, side in jobs], everybody.size)
+    owners = assign([_cost(layer.state[f"{side}_factor"]) for layer, side in jobs], world.size)
     own_error: Exception | None = None
     for (layer, side), owner in zip(jobs, owners, strict=True):
-        if owner != everybody.rank:
+        if owner != world.rank:
             layer.expect_side(side, form)
             continue
         try:
@@ -24,14 +24,14 @@ def invert_together(everybody: World, layers: Sequence[KroneckerLayer], form: st
         except (InvalidValue, RuntimeError) as error:  # torch's LinAlgError is a RuntimeError
             own_error = own_error or error
             layer.expect_side(side, form)
-    _refuse_together(everybody, own_error)
-    rows: list[list[Tensor]] = [[] for _ in range(everybody.size)]
+    _refuse_together(world, own_error)
+    rows: list[list[Tensor]] = [[] for _ in range(world.size)]
     for (layer, side), owner in zip(jobs, owners, strict=True):
         rows[owner] += layer.inverted_side(side, form)
-    everybody.exchange_(rows)
+    world.exchange_(rows)
 
 
-def invert_own(everybody: World, layers: Sequence[KroneckerLayer], form: str) -> None:
+def invert_own(world: World, layers: Sequence[KroneckerLayer], form: str) -> None:
     """Refreshes the roots of layers that no other rank has; all ranks come here, and an error is one on all."""
     own_error: Exception | None = None
     try:
@@ -39,7 +39,7 @@ def invert_own(everybody: World, layers: Sequence[KroneckerLayer], form: str) ->
             layer.invert(form)
     except (InvalidValue, RuntimeError) as error:
         own_error = error
-    _refuse_together(everybody, own_error)
+    _refuse_together(world, own_error)
 
 
 def _cost(factor: Tensor) -> float:
@@ -47,8 +47,8 @@ def _cost(factor: Tensor) -> float:
     return float(factor.numel() * factor.shape[-1])
 
 
-def _refuse_together(everybody: World, own: Exception | None) -> None:
-    texts = everybody.gather_texts("" if own is None else str(own))
+def _refuse_together(world: World, own: Exception | None) -> None:
+    texts = world.gather_texts("" if own is None else str(own))
     if own is not None:
         raise own
     for rank, text in enumerate(texts):

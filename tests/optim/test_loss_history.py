@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from credo.optim import course
+from credo.optim import loss_history
 
 
 def said(losses: Tensor, fresh: bool = True) -> bool:
-    seen = course.Course(fresh)
+    seen = loss_history.LossHistory(fresh)
     return any(seen.add(part) or seen.stalled() for part in losses.double().view(-1, 50).tolist())
 
 
@@ -44,7 +44,7 @@ def test_losses_that_stand_still_are_told(spread):
 
 
 def test_divergence_is_measured_at_the_median_of_the_first_losses():
-    seen = course.Course(fresh=True)
+    seen = loss_history.LossHistory(fresh=True)
     seen.add([1e-9, *[1.0] * 49])  # one lucky batch
     assert seen.diverged() is None
     seen.add([2e3] * 50)

@@ -19,10 +19,10 @@ def gather(world: World, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         return [list(tensors)]
     device = tensors[0].device if tensors else torch.device("cpu")
     labels = [(list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors]
-    everybodys = [json.loads(text) for text in world.gather_texts(json.dumps(labels))]
+    of_all = [json.loads(text) for text in world.gather_texts(json.dumps(labels))]
     rows = [_bytes(tensor) for tensor in tensors]
     data = world.gather_bytes(torch.cat(rows) if rows else torch.empty(0, dtype=torch.uint8))
-    return [_tensors(row.to(device), theirs) for row, theirs in zip(data, everybodys, strict=True)]
+    return [_tensors(row.to(device), theirs) for row, theirs in zip(data, of_all, strict=True)]
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -1,27 +1,30 @@
-"""How an optimiser enters a world of processes: all must be alike, and all begin with rank 0's mean."""
+"""What ranks must have in common: an optimiser, the mean it begins with, the layers that have Kronecker factors."""
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from credo.distributed import agree, world
+from credo.distributed.world import World, agree, world
 from credo.errors import UnsupportedOperation
 
 
-def join(optimizer: Optimizer, module: nn.Module | None) -> None:
+def synchronise_start(optimizer: Optimizer, module: nn.Module | None) -> None:
     """Compares names, shapes, dtypes and settings over the ranks, and takes over rank 0's parameters and buffers."""
-    everybody = world()
-    if everybody.alone:
+    own = world()
+    if own.alone:
         return
     synchronised = _synchronised(module)
-    agree(everybody, {**_facts(optimizer), "nn.SyncBatchNorm": synchronised})
+    agree(own, {**_facts(optimizer), "nn.SyncBatchNorm": synchronised})
     _refuse(synchronised)
     parameters = [p.detach() for group in optimizer.param_groups for p in group["params"]]
     buffers = [] if module is None else list(module.buffers())
-    everybody.broadcast_([*parameters, *buffers])
+    own.broadcast_([*parameters, *buffers])
 
 
 def _synchronised(module: nn.Module | None) -> list[str]:
@@ -60,3 +63,41 @@ def _facts(optimizer: Any) -> dict[str, Any]:
         for key, value in options.items():
             facts[f"{key} of group {k}"] = float(value) if isinstance(value, torch.Tensor) else value
     return facts
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A layer whose factors are due, also for a rank whose own share of the batch is empty."""
+
+    weight: Tensor
+    bias: Tensor | None
+    inputs: torch.Size
+    outputs: torch.Size
+
+
+def layers_of_all(
+    ranks: World, own: Sequence[Expected], parameters: Sequence[Tensor], names: Mapping[int, str]
+) -> list[Expected]:
+    """The layers that any rank has seen; all ranks must have seen a layer alike."""
+    mine = {names[id(e.weight)]: _described(e, names) for e in own}
+    found: dict[str, Any] = {}
+    for rank, text in enumerate(ranks.gather_texts(json.dumps(mine))):
+        for name, layer in json.loads(text).items():
+            if found.setdefault(name, layer) != layer:
+                raise UnsupportedOperation(
+                    f"layer {name!r} is used in different ways on different ranks: {layer} on rank {rank}, "
+                    f"{found[name]} on one before. All ranks must run the same model."
+                )
+    by_name = {names[id(p)]: p for p in parameters}
+    return [
+        Expected(
+            by_name[name], None if bias is None else by_name[bias], torch.Size(inputs), torch.Size(outputs)
+        )
+        for name, (bias, inputs, outputs) in found.items()
+    ]
+
+
+def _described(layer: Expected, names: Mapping[int, str]) -> list[Any]:
+    """Bias, and the shapes of the two factors."""
+    bias = None if layer.bias is None else names[id(layer.bias)]
+    return [bias, list(layer.inputs), list(layer.outputs)]

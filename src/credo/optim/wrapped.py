@@ -47,7 +47,7 @@ def adam(groups: list[dict[str, Any]]) -> Optimizer:
 
 
 @final
-class Inner:
+class WrappedOptimizer:
     """Built once, then given tensors and gradients at every step."""
 
     def __init__(self, build: Build, groups: list[dict[str, Any]]):

@@ -3,9 +3,15 @@
 Updates that go weight by weight are cut anywhere: the parameters of a group lie side by side in a row, each as it lies
 in memory, and rank r has the r-th of P equal parts of the row. A step runs on parts of the parameters that stand in for
 them, so that the update needs not know; then the ranks exchange their parts of the mean. What reads the state (a draw,
-`posterior`, `state_dict`) has it put together before, and cut again after. Kronecker layers are in `layer_shards`.
+`posterior`, `state_dict`) has it put together before, and cut again after.
+
+Kronecker layers are spread whole: each has an owner, who keeps and inverts its factors. The owner also has the layer's
+momentum and prior, moves its mean, and draws its noise: for itself, and for each of the other ranks from that rank's
+own stream, because a root is larger than the sample that is made of it. Parameters without factors are few and small;
+every rank has all of theirs.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,8 +22,9 @@ from typing import Any, Protocol, TypeVar, cast, final
 import torch
 from torch import Tensor
 
-from credo.distributed import ALONE, World
-from credo.distributed.dividing import cut
+from credo.distributed.collect import gather
+from credo.distributed.dividing import assign, cut
+from credo.distributed.world import ALONE, World
 from credo.errors import CallOrderError, InvalidValue
 from credo.kernels.tensors import flat, is_dense, reordered
 
@@ -44,11 +51,11 @@ class Sharded(Protocol):
 class Shards(ABC):
     """Which part of the state this rank has. Without `sharded` all of it, and every method does nothing."""
 
-    def __init__(self, everybody: World, sharded: bool):
-        self.world = everybody
-        self.sharded = sharded and not everybody.alone
+    def __init__(self, world: World, sharded: bool):
+        self.world = world
+        self.sharded = sharded and not world.alone
         self.cuts: list[dict[int, slice]] = []  # [rank][id of a parameter], in a step whose sums are cut
-        self.stand_ins: dict[int, Tensor] = {}  # by the id of the parameter, in such a step
+        self.local_parts: dict[int, Tensor] = {}  # by the id of the parameter, in such a step
 
     @final
     def __reduce__(self) -> tuple[type["Shards"], tuple[World, bool]]:
@@ -71,7 +78,7 @@ class Shards(ABC):
         """Whether it is so for the sums of all ranks."""
 
     @abstractmethod
-    def standing_in(self, optimizer: "Sharded") -> AbstractContextManager[None]:
+    def local_view(self, optimizer: "Sharded") -> AbstractContextManager[None]:
         """Around an update, which changes this rank's part only; then the ranks exchange their means."""
 
     @property
@@ -94,8 +101,8 @@ class Shards(ABC):
 class ElementShards(Shards):
     """For updates that go element by element."""
 
-    def __init__(self, everybody: World, sharded: bool):
-        super().__init__(everybody, sharded)
+    def __init__(self, world: World, sharded: bool):
+        super().__init__(world, sharded)
         self._kept: State | None = None  # the widths put together, until the last sample of a step is drawn
         self._draws = 0  # since the last step
 
@@ -105,17 +112,17 @@ class ElementShards(Shards):
 
     # A step
 
-    def standing_in(self, optimizer: Sharded) -> AbstractContextManager[None]:
-        return self._standing_in(optimizer) if self.sharded else NOTHING
+    def local_view(self, optimizer: Sharded) -> AbstractContextManager[None]:
+        return self._local_view(optimizer) if self.sharded else NOTHING
 
     @contextmanager
-    def _standing_in(self, optimizer: Sharded) -> Iterator[None]:
+    def _local_view(self, optimizer: Sharded) -> Iterator[None]:
         """Each parameter, and what is kept of it, is this rank's part of it; then the ranks exchange their means."""
         self.cut_state(optimizer)
         rows, state = [group["params"] for group in optimizer.param_groups], optimizer.state
         self.cuts = _cuts(optimizer, self.world.size)
         parts = {p: _part(p, self.cuts[self.world.rank]) for row in rows for p in row}
-        self.stand_ins = {id(p): part for p, part in parts.items()}
+        self.local_parts = {id(p): part for p, part in parts.items()}
         optimizer.state = defaultdict(dict, {part: state[p] for p, part in parts.items() if p in state})
         for group, row in zip(optimizer.param_groups, rows, strict=True):
             group["params"] = [parts[p] for p in row]
@@ -127,7 +134,7 @@ class ElementShards(Shards):
                 group["params"] = row
             state.update({p: optimizer.state[part] for p, part in parts.items() if part in optimizer.state})
             optimizer.state = state
-            self.cuts, self.stand_ins, self._kept, self._draws = [], {}, None, 0
+            self.cuts, self.local_parts, self._kept, self._draws = [], {}, None, 0
 
     @property
     def must_catch_up(self) -> bool:
@@ -198,6 +205,105 @@ class ElementShards(Shards):
                     values[name] = flat(reordered(value, p))[own[id(p)]].clone()
 
 
+@final
+class LayerShards(Shards):
+    """`settings["owners"]` says by the name of a layer's weight who has it; the same on all ranks."""
+
+    def __init__(self, world: World, sharded: bool):
+        super().__init__(world, sharded)
+        self.draws = 0  # of samples, since the last step
+
+    def all(self, mine: bool) -> bool:
+        """The sums are whole on every rank."""
+        return mine
+
+    def mine(self, optimizer: Sharded, name: str) -> bool:
+        """Whether this rank has the layer of that weight; also as long as nobody owns it."""
+        return not self.sharded or optimizer.settings["owners"].get(name, self.world.rank) == self.world.rank
+
+    # A step
+
+    @contextmanager
+    def local_view(self, optimizer: Sharded) -> Iterator[None]:
+        try:
+            yield
+            if self.sharded:
+                self.world.exchange_(self.members(optimizer))
+        finally:
+            self.draws = 0
+
+    @property
+    def must_catch_up(self) -> bool:
+        return self.sharded
+
+    def members(self, optimizer: Sharded) -> list[list[Tensor]]:
+        """[rank] → the weights and biases of its layers, in the same order everywhere."""
+        known, rows = _by_name(optimizer), [list[Tensor]() for _ in range(self.world.size)]
+        for weight, bias in sorted(optimizer.settings["layers"].items()):
+            row = rows[optimizer.settings["owners"][weight]]
+            row += [known[name] for name in (weight, bias) if name is not None]
+        return rows
+
+    # Reading
+
+    @contextmanager
+    def whole(self, optimizer: Sharded, names: frozenset[str] | None = None) -> Iterator[None]:
+        if not self.sharded:
+            yield
+            return
+        known, own = _by_name(optimizer), self._own_state(optimizer)
+        labels = [json.loads(text) for text in self.world.gather_texts(json.dumps(list(own)))]
+        rows = gather(self.world, list(own.values()))
+        for rank, (row, theirs) in enumerate(zip(rows, labels, strict=True)):
+            for tensor, (name, kind) in zip(row, theirs, strict=True):
+                if rank != self.world.rank:
+                    optimizer.state[known[name]][kind] = tensor
+        try:
+            yield
+        finally:
+            self.cut_state(optimizer)
+
+    def cut_state(self, optimizer: Sharded) -> None:
+        """Layers that nobody owns, which are whole on every rank, find an owner; of others' layers nothing stays."""
+        if self.sharded:
+            self._assign(optimizer)
+            known = _by_name(optimizer)
+            for pair in optimizer.settings["layers"].items():
+                for name in pair:
+                    if name is not None and not self.mine(optimizer, pair[0]):
+                        optimizer.state.pop(known[name], None)
+
+    def _assign(self, optimizer: Sharded) -> None:
+        """Old layers stay where their factors are; new ones go to the ranks that have least to do with those."""
+        known, layers = _by_name(optimizer), optimizer.settings["layers"]
+        costs = {weight: _cost(known[weight], bias is not None) for weight, bias in sorted(layers.items())}
+        owners = {name: rank for name, rank in optimizer.settings["owners"].items() if name in layers}
+        loads = [0.0] * self.world.size
+        for name, rank in owners.items():
+            loads[rank] += costs[name]
+        new = [name for name in costs if name not in owners]
+        found = assign([costs[name] for name in new], self.world.size, loads)
+        optimizer.settings["owners"] = owners | dict(zip(new, found, strict=True))
+
+    def _own_state(self, optimizer: Sharded) -> dict[tuple[str, str], Tensor]:
+        """By name of the parameter and kind: what others do not have."""
+        known, layers = _by_name(optimizer), optimizer.settings["layers"]
+        mine = [pair for pair in layers.items() if self.mine(optimizer, pair[0])]
+        names = [name for pair in mine for name in pair if name is not None]
+        return {(name, kind): v for name in names for kind, v in optimizer.state.get(known[name], {}).items()}
+
+
+def _cost(weight: Tensor, bias: bool) -> float:
+    """About the work of inverting both factors, from what every rank knows of the layer."""
+    rows = max(len(weight), 1)
+    return float(rows**3 + (weight.numel() // rows + bias) ** 3)
+
+
+def _by_name(optimizer: Sharded) -> dict[str, Tensor]:
+    names = optimizer.names()
+    return {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
+
+
 def blocks_a_step(settings: Mapping[str, Any]) -> int:
     """One for each sample; all samples may be computed at once, or those that share the noise of convolutions."""
     if not settings.get("vectorized"):
@@ -205,7 +311,7 @@ def blocks_a_step(settings: Mapping[str, Any]) -> int:
     return settings.get("convolution_samples") or 1
 
 
-def whole(names: frozenset[str] | None = None) -> Callable[[Method], Method]:
+def gathered(names: frozenset[str] | None = None) -> Callable[[Method], Method]:
     """For methods that read the state: with sharded=True it is put together for them, and all ranks must call them."""
 
     def decorated(method: Method) -> Method:

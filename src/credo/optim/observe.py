@@ -1,4 +1,4 @@
-"""Eyes on one block for methods without per-example gradients: which parameters were used, and what went back.
+"""What is observed in a block by methods without per-example gradients: parameters that were used, what went back.
 
 A plain backward pass does not say how many examples it was over. That is read from the operations in which
 examples meet parameters; only a loss that is a sum needs it.
@@ -31,7 +31,7 @@ _ON_ROWS = frozenset((F.linear, F.embedding, *CONVOLUTIONS))
 _WATCHED_INSPECTIONS = {Tensor.detach}  # it shows the values, and those are a sample
 
 
-class Eyes(TorchFunctionMode, ABC):
+class ForwardObserver(TorchFunctionMode, ABC):
     """`examples` went back so far; `used` are the ids of the parameters that operations in the block have met."""
 
     def __init__(self, subjects: WatchedParameters, reduction: str):
@@ -163,7 +163,7 @@ def merged_from(rows: Tensor) -> int | None:
 
 
 @final
-class Onlooker(Eyes):
+class GradientObserver(ForwardObserver):
     """Lets everything happen as it is."""
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:

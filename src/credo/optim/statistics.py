@@ -1,0 +1,324 @@
+"""What the samples since the last update have said: how many there were, and sums over them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast, final
+
+import torch
+from torch import Tensor
+
+from credo.curvature.capture import Statistics
+from credo.curvature.kronecker import FactorStatistics, LayerSums
+from credo.distributed.agreement import Expected
+from credo.distributed.reduce import NamedSums, Sums, add_up, gradients, tabled
+from credo.distributed.sharding import Shards
+from credo.errors import UnsupportedOperation
+from credo.kernels.update import all_finite
+
+if TYPE_CHECKING:
+    from credo.optim.local_reparameterisation import Reparameterised
+
+
+class Observation(Protocol):
+    """What the backward passes of one block have said."""
+
+    @property
+    def examples(self) -> int:
+        """How many examples went back; 0 as long as there was no backward pass."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether that number is exact; else it is 1 for each backward pass."""
+
+    @property
+    def loss(self) -> Tensor | None:
+        """What went back, if it was one number: the sum over the backward passes."""
+
+
+class StepStatistics(ABC):
+    """Sums over the samples of one step."""
+
+    samples = 0
+    examples = 0  # of all samples together
+    scale: float | None = None  # what the losses were multiplied by, where it was declared
+    loss: Tensor | None = None  # of the step, where it has one
+    gradient_scale = 1.0  # what the loss was multiplied by, as it still is in `.grad`,
+    squares_scale = 1.0  # and as it is in what was gathered
+    likelihood = False  # whether the loss was a log-likelihood
+    losses: tuple[Tensor, ...] = ()  # of the samples, as far as they were single numbers
+    vectorized = False  # all samples of the step at once, under a mean loss
+    shares_samples = (
+        True  # whether a sample is of weights, which all micro-batches of an update then have in common
+    )
+
+    @final
+    def add(
+        self, seen: Observation, parameters: Sequence[Tensor], examples: int, scale: float | None
+    ) -> None:
+        """Adds one sample of so many examples, whose own gradient is in `.grad`."""
+        self._add(seen, parameters, examples)
+        self.samples += 1
+        self.examples += examples
+        self.scale = scale
+        self.losses += () if seen.loss is None else (seen.loss.detach(),)
+
+    @final
+    def mean_loss(self) -> Tensor | None:
+        """Of the samples; None where one of them is not known."""
+        known = self.losses and len(self.losses) == self.samples
+        return torch.stack([loss.double() for loss in self.losses]).mean() if known else None
+
+    @final
+    def gradient_unit(self, reduction: str) -> float:
+        """ĝ = unit · `.grad`: undoes the number of samples, of examples under a sum, and the loss scale."""
+        mean_loss = reduction == "mean" or self.vectorized
+        return 1 / (self.samples * (1 if mean_loss else self.examples / self.samples) * self.gradient_scale)
+
+    @final
+    def at_once(self) -> None:
+        """The blocks were parts of one mean loss over all samples."""
+        self.samples, self.vectorized = 1, True
+
+    @final
+    def share(
+        self,
+        shards: Shards,
+        parameters: Sequence[Tensor],
+        settings: Mapping[str, Any],
+        counters: dict[str, int],
+        loss: Tensor | None,
+    ) -> Tensor | None:
+        """Each rank's sums become those of the whole batch; the loss is then that of all examples."""
+        at_once = self.vectorized or bool(settings.get("vectorized"))
+        mean_loss = settings["reduction"] == "mean" or at_once
+        counted = add_up(
+            shards,
+            parameters,
+            [gradients(parameters, mean_loss), *self.columns(parameters, mean_loss)],
+            self.examples / max(self.samples, 1),
+            None if loss is None else float(loss),
+            mean_loss,
+            counters,
+        )
+        self.vectorized, self.samples = at_once, 1 if at_once else settings["mc_samples"]
+        self.examples = round(counted.examples * self.samples)
+        counters["draws"] = counted.draws
+        if counted.loss is None:
+            return None
+        return (parameters[0] if loss is None else loss).new_tensor(counted.loss)
+
+    @final
+    def finite(self, parameters: Sequence[Tensor], loss: Tensor | None) -> bool:
+        """Whether the loss, all gradients and all sums are."""
+        numbers = [p.grad for p in parameters if p.grad is not None]
+        numbers += [] if loss is None else [loss]
+        return all_finite([*numbers, *self.tensors(parameters)])
+
+    @abstractmethod
+    def _add(self, seen: Observation, parameters: Sequence[Tensor], examples: int) -> None:
+        """Adds what this method wants to know of one sample."""
+
+    @abstractmethod
+    def columns(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[NamedSums]:
+        """What the ranks of a world must add up, beside the gradients; the same places on all of them."""
+
+    @abstractmethod
+    def by_parameter(self) -> Iterable[tuple[int, Tensor]]:
+        """The ids of parameters with what was gathered of each, beside its gradient."""
+
+    @abstractmethod
+    def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
+        """Everything that must be finite, beside the gradients of the parameters."""
+
+
+@final
+class SquareStatistics(StepStatistics):
+    """`squares` holds Σₖ Σᵢ rᵢ² by the parameter's id; the ĥ of one sample is `unit` times its Σᵢ rᵢ²."""
+
+    unit = 1.0
+    supplied = False  # whether the gradient was taken at the parameters, by whoever supplied it
+
+    def __init__(self) -> None:
+        self.squares: dict[int, Tensor] = {}
+
+    def _add(self, seen: Observation, parameters: Sequence[Tensor], examples: int) -> None:
+        """ĥ is the mean over a sample's own examples, so samples count alike."""
+        assert isinstance(seen, Statistics)
+        self.likelihood = seen.likelihood
+        sums, factor = seen.raw()
+        unit = factor / examples
+        if not self.samples:
+            self.squares, self.unit = dict(sums), unit
+            return
+        for key, raw in sums.items():
+            own = raw if unit == self.unit else raw * (unit / self.unit)
+            if key in self.squares:
+                self.squares[key] += own
+            else:
+                self.squares[key] = own
+
+    def columns(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[NamedSums]:
+        """ĥ, which is a mean over the examples whatever the loss is; its unit is 1 from then on."""
+        unit, self.unit = self.unit, 1.0
+        return [tabled(self.squares, parameters, True, unit)]
+
+    def supply(self, squares: dict[int, Tensor], examples: int) -> None:
+        """Squares that were not taken in a block: one sample of `examples`."""
+        self.samples, self.examples, self.squares = 1, examples, squares
+        self.unit, self.vectorized, self.supplied = 1 / examples, True, True
+
+    def by_parameter(self) -> Iterable[tuple[int, Tensor]]:
+        return self.squares.items()
+
+    def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
+        return self.squares.values()
+
+
+class TableStatistics(StepStatistics):
+    """`table` holds the sums by the parameter's id; they are as the loss is: means or sums over the examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: dict[int, Tensor] = {}
+        self._counted = True
+
+    @final
+    def _add(self, seen: Observation, parameters: Sequence[Tensor], examples: int) -> None:
+        self._counted = self._counted and seen.counted
+        self.likelihood = getattr(seen, "likelihood", False)
+        self._add_to_table(seen)
+
+    @property
+    def counted(self) -> bool:
+        """Whether the numbers of examples are exact."""
+        return self._counted
+
+    @abstractmethod
+    def _add_to_table(self, seen: Observation) -> None:
+        """Adds what one block has said."""
+
+    @final
+    def columns(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[NamedSums]:
+        if not self._counted:
+            raise UnsupportedOperation(
+                "the number of examples cannot be read from the operations of this model, and ranks are weighed by "
+                "it. Train in one process."
+            )
+        return [tabled(self.table, parameters, mean_loss)]
+
+    @final
+    def by_parameter(self) -> Iterable[tuple[int, Tensor]]:
+        return self.table.items()
+
+    @final
+    def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
+        """Norms: the updates square these numbers, and what overflows there would stay for ever."""
+        numbers = [*self._gradients(parameters), *self.table.values()]
+        return torch._foreach_norm(numbers) if numbers else ()
+
+    @abstractmethod
+    def _gradients(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients that the update squares."""
+
+
+@final
+class VarianceStatistics(TableStatistics):
+    """Σₖ ∂ℓ/∂σ², taken from the leaves of each block."""
+
+    shares_samples = False  # the noise is of outputs: every example has its own
+
+    def _add_to_table(self, seen: Observation) -> None:
+        for key, belief in cast("Reparameterised", seen).uncertain.items():
+            grad = belief.variance.grad
+            if grad is not None:
+                self.table[key] = self.table[key].add_(grad) if key in self.table else grad
+
+    def _gradients(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        return [p.grad for p in parameters if p.grad is not None]
+
+
+@final
+class ProductStatistics(TableStatistics):
+    """Σₖ ∂ℓ/∂w·(w − μ), in memory of the optimiser's, which each block has filled as it closed."""
+
+    def _add_to_table(self, seen: Observation) -> None:
+        pass
+
+    def _gradients(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Of those without noise only: where there is noise, a gradient that overflows shows in the product."""
+        return [p.grad for p in parameters if p.grad is not None and id(p) not in self.table]
+
+
+@final
+class LayerStatistics(StepStatistics):
+    """`layers` and `squares` hold sums over samples of each sample's own means, by the parameter's id."""
+
+    def __init__(self, expect: Callable[[list[Expected]], list[Expected] | None]) -> None:
+        """`expect` says, from the layers this rank has seen, which ones any rank has; None at steps that only move."""
+        super().__init__()
+        self._expect = expect
+        self.fresh = False  # whether factors were gathered at all
+        self.layers: dict[int, LayerSums] = {}
+        self.squares: dict[int, Tensor] = {}
+        self._norms: list[Tensor] = []
+
+    def _add(self, seen: Observation, parameters: Sequence[Tensor], examples: int) -> None:
+        if not isinstance(seen, FactorStatistics):
+            self._check_norms(parameters)
+            return
+        self.fresh, self.likelihood = True, seen.likelihood
+        found = seen.found()
+        for key, sums in found.layers.items():
+            means = LayerSums(sums.weight, sums.bias, sums.inputs / found.examples, sums.outputs * found.unit)
+            if key in self.layers:
+                self.layers[key].add(means)
+            else:
+                self.layers[key] = means
+        for key, squares in found.squares.items():
+            mean = squares * found.unit
+            self.squares[key] = self.squares[key] + mean if key in self.squares else mean
+
+    def _check_norms(self, parameters: Sequence[Tensor]) -> None:
+        """A gradient whose square overflows is refused by every step, not only by those that square it."""
+        grads = [p.grad for p in parameters if p.grad is not None]
+        if grads:
+            self._norms += [norm.square() for norm in torch._foreach_norm(grads)]
+
+    def columns(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[NamedSums]:
+        """At a refresh, factors for every layer and squares for every parameter, all means over examples."""
+        own = [Expected(s.weight, s.bias, s.inputs.shape, s.outputs.shape) for s in self.layers.values()]
+        expected = self._expect(own)
+        if expected is None:
+            return []
+        self.fresh = True
+        return [*self._factor_columns(expected), tabled(self.squares, parameters, True)]
+
+    def _factor_columns(self, layers: Sequence[Expected]) -> list[NamedSums]:
+        own = [self.layers.get(id(layer.weight)) for layer in layers]
+        weights = [layer.weight for layer in layers]
+
+        def take_inputs(owners: Sequence[Tensor], sums: Sums) -> None:
+            for layer, total in zip(layers, sums, strict=True):
+                assert total is not None  # of each of these layers some rank has factors
+                empty = total.new_zeros(layer.outputs)
+                self.layers[id(layer.weight)] = LayerSums(layer.weight, layer.bias, total, empty)
+
+        def take_outputs(owners: Sequence[Tensor], sums: Sums) -> None:
+            for layer, total in zip(layers, sums, strict=True):
+                assert total is not None
+                self.layers[id(layer.weight)].outputs = total
+
+        inputs = [None if sums is None else sums.inputs for sums in own]
+        outputs = [None if sums is None else sums.outputs for sums in own]
+        return [
+            NamedSums(weights, [layer.inputs for layer in layers], inputs, True, 1.0, take_inputs),
+            NamedSums(weights, [layer.outputs for layer in layers], outputs, True, 1.0, take_outputs),
+        ]
+
+    def by_parameter(self) -> Iterable[tuple[int, Tensor]]:
+        factors = [(key, f) for key, sums in self.layers.items() for f in (sums.inputs, sums.outputs)]
+        return [*factors, *self.squares.items()]
+
+    def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
+        factors = [factor for sums in self.layers.values() for factor in (sums.inputs, sums.outputs)]
+        return [*factors, *self.squares.values(), *self._norms]
