@@ -189,7 +189,7 @@ def test_unused_parameters_are_skipped(method):
     c = optimizer.defaults.get("damping")  # γ = c·h̄; of what has not been seen h̄ is 1
     share = 1 / (1 + kappa**2) if method is credo.IVON else None
     if method is credo.BayesByBackprop:
-        variance = math.exp(-6)
+        variance = kappa**2 * square
     else:
         variance = kappa**2 * square * (share or (1 + c) / (c + kappa**2 * (1 + c)))
     expected = torch.full((2, 2), variance)

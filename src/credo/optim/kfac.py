@@ -258,16 +258,11 @@ class _Kronecker(KroneckerState):
         root = layer.root(self.settings["damping_form"])
 
         def inverse(momenta: list[Tensor]) -> list[Tensor]:
-            new = dict(
-                zip(map(id, moved), momenta, strict=True)
-            )  # a parameter without a gradient has its old one
-            own = [new.get(id(p)) for p in layer.members]
-            m = layer.packed(
-                *(
-                    momentum_of(p, self.state[p]) if t is None else t
-                    for p, t in zip(layer.members, own, strict=True)
-                )
-            )
+            new = dict(zip(map(id, moved), momenta, strict=True))
+            known = [momentum_of(p, self.state[p]) for p in layer.members]
+            # A parameter without a gradient has its old momentum. A model may have changed its dtype since.
+            own = [new.get(id(p), m).to(m.dtype) for p, m in zip(layer.members, known, strict=True)]
+            m = layer.packed(*own)
             steps = layer.unpacked(self._inverses.times(layer.weight, root, m))
             return [s.to(p.dtype) for p, s in zip(layer.members, steps, strict=True) if p.grad is not None]
 
