@@ -181,7 +181,10 @@ def run(program: Program, with_optimiser: bool) -> str:
     taken = check_capture(program)
     if with_optimiser:
         random = Random(program.seed)
-        check_optimiser(program, random.choice(METHODS), random.choice(LOOPS))
+        method, loop = random.choice(METHODS), random.choice(LOOPS)
+        if loop == "micro-batches" and len(program.x) == 2 * len(program.reduced.counted or ()):
+            loop = "closure"  # half of a mean over k of 2k rows is also a mean over all of them: see docs/refusals.md
+        check_optimiser(program, method, loop)
     return "right" if taken else "refused"
 
 
