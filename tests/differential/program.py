@@ -114,7 +114,9 @@ def _draw(random: Random, seed: int) -> Program:
     if name in (*WHOLE, "sum", "sum of rows") and random.random() < 0.25:
         passes = random.choice(PASSES)
         if passes == "two losses, a mean" and m == 2:
-            passes = "two looks"  # half of two sums is also their mean over two examples: both readings are right
+            passes = (
+                "two looks"  # half of two sums is also their mean over two examples: both readings are right
+            )
         right = right and (passes == "two looks" or (passes == "two losses" and reduction == "mean"))
         names.append(f"PASSES {passes}")
     return Program(seed, model, x, elements, reduced, reduction, right, names, passes)
