@@ -208,20 +208,25 @@ def tune(
     )
 
 
-def report(out: Annotated[Positional[Path], arg(metavar="DIR")], *, data: MaybeFolder = None) -> int:
+def report(
+    out: Annotated[Positional[Path], arg(metavar="DIR")], *, data: MaybeFolder = None, docs: bool = False
+) -> int:
     """Our numbers beside the published ones.
 
-    A table here; report.md, report.html (one self-contained page with the figures) and the figures in the folder.
+    A table here; report.md, report.html (one self-contained page with the figures) and the figures in the folder. Of a
+    folder of records, as credo queue --results writes them, the table alone, or with --docs a page of documentation.
 
         credo report runs
+        credo report results --docs
 
     Args:
-        out: the folder that was given to credo run as --out.
+        out: the folder that was given to credo run as --out, or to credo queue as --results.
         data: where the data sets lie, for the figures that show inputs; else as in credo run.
+        docs: write docs/results.md and its figures, beside the folder of records.
     """
     from credo.cli.run import report as work
 
-    return work(out, data)
+    return work(out, data, docs)
 
 
 def predict(

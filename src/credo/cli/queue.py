@@ -184,7 +184,8 @@ class Scheduler:
                 worker.stop()
             return bool(self._workers)
         self._read_again()
-        waiting = self._waiting()
+        free = len(self._workers) < self._slots
+        waiting = self._waiting() if free else []  # a look at every folder of the list
         self._fill(waiting)
         self._view.show(self._runs, [w.job.title for w in self._workers], self._slots, self._failed)
         return bool(self._workers or waiting)

@@ -79,15 +79,27 @@ def named_recipe(name: str) -> Recipe:
     return recipe_of(name)
 
 
-def report(out: Path, data: Path | None) -> int:
+def report(out: Path, data: Path | None, docs: bool) -> int:
     if not out.is_dir():
         raise FileNotFoundError(f"there is no folder {out}; credo run RECIPE --out {out} makes one")
+    if docs:
+        page, *pictures = reports.write_page(out, out.resolve().parent / "docs" / "results.md")
+        print(f"{page}\n{len(pictures)} figures in {page.parent / 'figures' / 'results'}")
+        return OK
     results = load_results(out)
     if not results:
-        raise InvalidValue(f"{out} holds no finished run; a run under way is shown when it has finished")
+        return _report_records(out)
     reports.terminal(Console(highlight=False), reports.tables(results))
     for path in reports.write(out, results, data_root=data)[:2]:
         print(path)
+    return OK
+
+
+def _report_records(out: Path) -> int:
+    records = reports.load_records(out)
+    if not records:
+        raise InvalidValue(f"{out} holds no finished run; a run under way is shown when it has finished")
+    reports.terminal(Console(highlight=False), reports.tables(records))
     return OK
 
 

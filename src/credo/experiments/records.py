@@ -39,7 +39,7 @@ from credo.experiments.run_folder import RunFolder, to_json
 from credo.posterior.files import write_atomically
 
 FORMAT: Final = 1
-HALVES: Final = "halves of the test data, each for the other"
+FOLDS: Final = "test data, each tenth by the others"
 ENTROPY_BINS: Final = 40
 KEPT: Final = ("versions", "commit", "kernels", "machine", "started", "changes")
 RecordLine = dict[str, Any]
@@ -113,7 +113,7 @@ def _regressed(result: Result) -> list[RecordLine]:
         scores = regression_scores(held_out[0], found["validation.variance"], held_out[2], unit)
         validation = {"validation": scores}
     else:
-        fitted_on = HALVES
+        fitted_on = FOLDS
         noise, values = cross_fitted_noise(mean, epistemic, targets)
     final = {
         "kind": "final",
@@ -146,7 +146,7 @@ def _classified(result: Result) -> list[RecordLine]:
         temperature = fit_temperature(_log_probs(found, "validation"), found["validation.targets"])
         temperatures, after = [temperature], scaled(before, temperature)
     else:
-        fitted_on = HALVES
+        fitted_on = FOLDS
         after, temperatures = cross_fitted(before, targets)
         temperature = fit_temperature(before, targets)  # for the unfamiliar sets, whose classes are not known
     validation = {}

@@ -41,10 +41,13 @@ MEASURES: Final = (
     Measure("accuracy_gap", "train − test accuracy", digits=2, percent=True),
     Measure("train_nll", "train NLL", essential=False),
     Measure("nll", "NLL", "lower"),
+    Measure("nll_scaled", "NLL, T fitted", "lower", essential=False),
     Measure("nll_gap", "test − train NLL"),
     Measure("rmse", "RMSE", "lower"),
     Measure("brier", "Brier", "lower", essential=False),
     Measure("ece", "ECE", "lower"),
+    Measure("ece_scaled", "ECE, T fitted", "lower", essential=False),
+    Measure("temperature", "T", digits=2, essential=False),
     Measure("auroc", "AUROC", "higher"),
     # Of streams of tasks; none is marked as best, since one row is an upper bound
     Measure("average_accuracy", "average accuracy %", digits=1, percent=True),
