@@ -1,7 +1,8 @@
 """Whether what Adam trains, the others train, with only the number of examples given.
 
     python -m benchmarks.out_of_the_box --data DIR --jobs 2                      every problem, method and seed
-    python -m benchmarks.out_of_the_box --data DIR --methods Adam VOGN --long    the problems on which Adam overfits
+    python -m benchmarks.out_of_the_box --data DIR --methods Adam VOGN --series long    those on which Adam overfits
+    python -m benchmarks.out_of_the_box --data DIR --series further              those on which no default was chosen
 
 Runs are kept in a JSON-lines file as they end; those that are there already are not run again. DIR has Fashion-MNIST,
 CIFAR-10 and the UCI sets (docs/data.md). Scores are on images cut from the training sets, never on the test sets.
@@ -14,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.out_of_the_box.methods import METHODS
-from benchmarks.out_of_the_box.problems import PROBLEMS
 from benchmarks.out_of_the_box.table import table
-from benchmarks.out_of_the_box.training import one
+from benchmarks.out_of_the_box.training import EVERY, one
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=None, help="folder of the data sets")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--problems", nargs="+", default=None, help="those whose name contains one of these")
-    parser.add_argument("--long", action="store_true", help="the problems on which Adam overfits, instead")
+    parser.add_argument("--series", default="default", choices=["default", "long", "further"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
     parser.add_argument("--curve", action="store_true", help="also the NLL after every epoch")
@@ -38,8 +38,8 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [
         problem.name
-        for problem in PROBLEMS
-        if problem.long == options.long
+        for problem in EVERY
+        if problem.series == options.series
         and (options.problems is None or any(part in problem.name for part in options.problems))
     ]
     done = read(options.out)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import credo
+from benchmarks.out_of_the_box.further import FURTHER
 from benchmarks.out_of_the_box.methods import METHODS
 from benchmarks.out_of_the_box.problems import PROBLEMS, Data, Problem, loss_of
 from credo.optim import BayesianOptimizer
@@ -20,10 +21,11 @@ SAMPLES = 20
 AT_ONCE = 500  # examples predicted together
 Weights = dict[str, Tensor]
 Run = tuple[str, str, int]  # problem, method, seed
+EVERY = (*PROBLEMS, *FURTHER)
 
 
 def named(name: str) -> Problem:
-    return next(problem for problem in PROBLEMS if problem.name == name)
+    return next(problem for problem in EVERY if problem.name == name)
 
 
 def one(what: tuple[Run, Path | None, bool]) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def step(problem: Problem, model: nn.Module, optimizer: Any, x: Tensor, y: Tenso
             loss = closure()
         optimizer.step()
         return float(loss)
-    return float(optimizer.step(closure))
+    return float(optimizer.step(closure).detach())
 
 
 # Scores

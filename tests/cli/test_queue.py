@@ -304,3 +304,25 @@ def state_of(pid: int) -> str:
     except OSError:
         return ""
     return "" if state == "Z" else state
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="Linux with autogroups only")
+def test_a_worker_leaves_the_machine_to_other_sessions_too() -> None:
+    code = (
+        "import os; from credo.cli.worker import AUTOGROUP, leave_to_others; leave_to_others(19); "
+        "print(os.nice(0), AUTOGROUP.read_text())"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, start_new_session=True
+    )
+    assert found.stdout.startswith("19 ")
+    assert found.stdout.strip().endswith("nice 19")
+
+
+def test_what_is_finished_is_read_without_a_word_on_versions(copy: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """Its numbers do not change; a queue of two threads looks at runs of one."""
+    config = run_folder(copy, "adam", 0) / "config.json"
+    facts = json.loads(config.read_text())
+    config.write_text(json.dumps({**facts, "kernels": "other"}))
+    assert main(prepare(copy)) == OK
+    assert not [str(seen.message) for seen in recwarn if "was written with" in str(seen.message)]

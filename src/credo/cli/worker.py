@@ -27,6 +27,8 @@ from credo.experiments.records import write_record
 from credo.experiments.run_folder import RunFolder
 from credo.experiments.train import train
 
+AUTOGROUP = Path("/proc/self/autogroup")
+
 
 class Orders:
     """What the queue says through the pipe; read by a thread, since the run is busy."""
@@ -54,10 +56,18 @@ class Orders:
         self._go.set()
 
 
+def leave_to_others(nice: int) -> None:
+    """Lowers the priority of this process. Where Linux shares the processor between sessions first (autogroups), a
+    process's own nice value counts inside its session only; this process leads one, so the session is lowered, too."""
+    with contextlib.suppress(OSError, AttributeError):  # Windows has no nice
+        os.nice(nice)
+        if os.getsid(0) == os.getpid():
+            AUTOGROUP.write_text(str(nice))
+
+
 def main(facts: dict[str, Any]) -> int:
     """`facts`: the run, the folders, and how much of the machine to take."""
-    with contextlib.suppress(OSError, AttributeError):  # Windows has no nice
-        os.nice(int(facts["nice"]))
+    leave_to_others(int(facts["nice"]))
     torch.set_num_threads(int(facts["threads"]))
     try:
         with terminable(), plain_warnings():

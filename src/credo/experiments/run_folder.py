@@ -130,7 +130,8 @@ class RunFolder:
             )
         if words:
             warnings.warn(f"{self.path} continues with other settings: {'; '.join(words)}.", stacklevel=3)
-        self._warn_of_versions(config)
+        if not strictly:  # what is finished is only read
+            self._warn_of_versions(config)
         return words
 
     def _warn_of_versions(self, config: Mapping[str, Any]) -> None:
