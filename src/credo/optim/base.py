@@ -20,6 +20,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from credo.curvature.torch_private import DisableTorchFunction
 from credo.curvature.tracking import WatchedParameters, buffers_of
@@ -35,7 +36,7 @@ from credo.optim.checkpoints import SCALE
 from credo.optim.diagnostics import Diagnosed
 from credo.optim.groups import carrying_buffers, joining_group, parameter_groups, parameter_names, take_prior
 from credo.optim.habits import Answering
-from credo.optim.means import MeanBackup
+from credo.optim.means import MeanBackup, averaging_weight, can_average, with_running_statistics
 from credo.optim.monitor import Monitor
 from credo.optim.progress import Progress
 from credo.optim.relative import TensorNumbers, is_relative, numbers, share_noise, start_scale
@@ -73,6 +74,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
     _watched: WatchedParameters | None  # whom the last block watched
     _lists: dict[tuple[int, str], TensorList]
     _monitor: Monitor
+    _normalising: list[_NormBase] | None  # layers whose running statistics are averaged as the mean is
     _backup: MeanBackup
     _world: World
     _shards: Shards
@@ -181,6 +183,16 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
             if grad is not None:
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
         return examples
+
+    @final
+    def _slow_statistics(self) -> None:
+        """Where the mean is an average of iterates, running statistics are averages over the same steps."""
+        if self._normalising is None:
+            averages = self.settings.get("averaging") and any(map(can_average, self.param_groups))
+            self._normalising = with_running_statistics(self._module_now()) if averages else []
+        if self._normalising:
+            weight = averaging_weight(self.settings["averaging"], self.counters["step"])
+            self._backup.slow_statistics(self._normalising, weight / self.settings["mc_samples"])
 
     # Steps
 
@@ -410,6 +422,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         self._left = checks.Left(self._members())
         self._lists = {}
         self._watched, self._monitor, self._backup = None, Monitor(), MeanBackup()
+        self._normalising = None
         self._world = world()
         self._shards = self._kind_of_shards(self._world, bool(self.settings.get("sharded")))
 

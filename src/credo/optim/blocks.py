@@ -52,6 +52,8 @@ class Block(AbstractContextManager[Observation]):
             for p in self._parameters:
                 p.grad = None
             self._draws = own._draw(own._stream())
+            if own._normalising is None or own._normalising:
+                own._slow_statistics()
             self._watching = own._observe(self._parameters)
             self._seen = self._watching.__enter__()
             return self._seen

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from credo.kernels.scratch import expect_large_blocks
 from credo.kernels.tensors import Backup, TensorList
@@ -37,6 +38,7 @@ class MeanBackup:
     def __init__(self) -> None:
         self.late = False  # until `restore`, samples stay where they are, for an update that asks for `taken`
         self._away: list[_Away] = []
+        self._momenta: list[tuple[_NormBase, float | None]] = []  # as they were outside of the block
         expect_large_blocks()  # what comes and goes with every backward pass stays at hand too
 
     def take(self, parameters: TensorList) -> Backup:
@@ -72,6 +74,13 @@ class MeanBackup:
         """The parameters hold new means."""
         self._away = [away for away in self._away if away.backup is not backup]
 
+    def slow_statistics(self, layers: Sequence[_NormBase], weight: float) -> None:
+        """Until the means are back, running statistics take new batches with at most this weight."""
+        for layer in layers:
+            if layer.momentum is not None and layer.momentum > weight:  # None is an average of its own
+                self._momenta.append((layer, layer.momentum))
+                layer.momentum = weight
+
     def end_block(self) -> None:
         """Puts the means back, unless an update follows at once."""
         if not self.late:
@@ -79,8 +88,12 @@ class MeanBackup:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Puts all means back that are away."""
+        """Puts all means back that are away, and the momenta of statistics."""
         self.late = False
+        while self._momenta:
+            layer, momentum = self._momenta[-1]
+            layer.momentum = momentum
+            self._momenta.pop()  # after an interrupt it is put back once more
         for parameters, backup in reversed(self._away):
             if backup.taken:
                 torch._foreach_copy_([p.detach() for p in parameters], list(backup.places))
@@ -90,6 +103,13 @@ class MeanBackup:
 def averaging_weight(eta: float, step: int) -> float:
     """w at the step with this number, the first being 0; 1 without an average."""
     return float((eta + 1) / (step + 1 + eta)) if eta else 1.0
+
+
+def with_running_statistics(module: nn.Module | None) -> list[_NormBase]:
+    """The layers of a module (BatchNorm and InstanceNorm of all kinds) that keep statistics of the batches."""
+    if module is None:
+        return []
+    return [m for m in module.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
 
 
 def averaged(mean: Tensor, iterate: Tensor, weight: float) -> tuple[Tensor, Tensor]:
