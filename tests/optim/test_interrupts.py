@@ -38,9 +38,8 @@ class InterruptAt:
     files = (
         "optim/base.py",
         "optim/blocks.py",
-        "optim/means.py",
         "optim/vogn.py",
-        "curvature/capture.py",
+        "curvature/intercept.py",
         "curvature/backward_calls.py",
     )
     functions = ("__enter__", "__exit__", "_run_share", "_draw", "_observe", "_give_up", "run")

@@ -6,7 +6,7 @@ A new version of torch is tried against this file: `make test-torch VERSION=2.15
     DisableTorchFunction          operations that no mode is to see        DisableTorchFunctionSubclass: modes still see
     is_any_autocast_enabled       one question a layer in a backward pass  is_autocast_enabled: one for each device
     are_transforms_active         whether vmap or grad runs                nothing
-    active_modes                  blocks in blocks, interrupted exits      nothing
+    active_modes, count_modes     blocks in blocks, interrupted exits      nothing
     compiled_module_type          errors about compiled modules            nothing
     without_override              operations in torch's Python functions   a mode sees such a function as a whole
     around_engine, run_engine     the forward that a checkpoint repeats    a mode would see backward's own questions too
@@ -42,6 +42,9 @@ __all__ = ["DisableTorchFunction", "tree_flatten", "tree_map_only", "tree_unflat
 
 is_any_autocast_enabled: Callable[[], bool] = _is_any_autocast_enabled
 are_transforms_active: Callable[[], bool] = _are_functorch_transforms_active  # vmap, grad and the like
+
+
+count_modes: Callable[[], int] = _len_torch_function_stack  # of this thread
 
 
 def active_modes() -> list[Any]:

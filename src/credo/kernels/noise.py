@@ -14,9 +14,10 @@ under the index of the first.
 import math
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_int64
+from functools import lru_cache
 from itertools import chain
 from operator import add
-from struct import pack
+from struct import pack, unpack
 from typing import NamedTuple, cast
 
 import torch
@@ -84,13 +85,16 @@ def sample_all_(
 ) -> None:
     """`sample_` for many tensors in one call; `shift` is one number for all, one for each, or a tensor for each.
 
-    `backup` gets the means; with `offsets` the samples are around mean + offset.
+    `backup` gets the means, or has them already; with `offsets` the samples are around mean + offset.
     """
-    _check(weights, seed, stream, indices, [0] * len(weights))
-    number, shifts = (shift, None) if tensors.is_number(shift) else (0.0, shift)
-    rows = (weights, means or weights, curvatures, cast("Row | None", shifts))
+    if backup is not None and backup.done.value:
+        means, backup = backup.places, None
+    one = isinstance(shift, float | int) or (len(shift) > 0 and not isinstance(shift[0], Tensor))
+    number, shifts = cast("Numbers", shift if one else 0.0), cast("Row | None", None if one else shift)
+    rows = (weights, means or weights, curvatures, shifts)
     numbers = _Numbers(scale, number, seed, stream, indices)
     if not _sample_by_kernel(rows, backup, numbers, offsets):
+        _check(weights, seed, stream, indices, [0] * len(weights))
         with torch.no_grad():
             _sample_otherwise(rows, backup, numbers, offsets)
 
@@ -99,8 +103,20 @@ def pairs(scale: Numbers, shift: Numbers, count: int) -> bytes:
     """Scale and shift of each tensor, as the kernels want them."""
     if isinstance(scale, float | int) and isinstance(shift, float | int):
         return pack("2d", scale, shift) * count
-    both = zip(tensors.each(scale, count), tensors.each(shift, count), strict=True)
+    scales = [scale] * count if isinstance(scale, float | int) else scale
+    both = zip(scales, [shift] * count if isinstance(shift, float | int) else shift, strict=True)
     return pack(f"{2 * count}d", *chain.from_iterable(both))
+
+
+@lru_cache(maxsize=256)
+def _layout(sizes: bytes, indices: tuple[int, ...] | range) -> bytes | None:
+    """Sizes, indices and starts as the kernel wants them: each tensor begins at its start. None if one is too large."""
+    count = len(sizes) // 8
+    if len(indices) != count or min((0, *indices)) < 0 or max((0, *indices)) >= 1 << 32:
+        return None
+    if max((0, *unpack(f"{count}q", sizes))) > LARGEST:
+        return None
+    return sizes + pack(f"{2 * count}q", *indices, *[0] * count)
 
 
 class _Numbers(NamedTuple):
@@ -120,9 +136,9 @@ def _sample_by_kernel(
     call = tensors.call("sample", *rows, None if backup is None else backup.places, offsets)
     if call is None:
         return False
-    layout = call.sizes + tensors.whole_numbers(
-        *by.indices, *[0] * len(by.indices)
-    )  # each begins at its start
+    layout = _layout(call.sizes, by.indices if isinstance(by.indices, range) else tuple(by.indices))
+    if layout is None or not (0 <= by.seed < 1 << 64 and 0 <= by.stream < 1 << 64):
+        return False  # the reference says what is wrong
     key, numbers = pack("2Q", by.seed, by.stream), pairs(by.scale, by.shift, len(by.indices))
     done = None if backup is None else byref(backup.done)
     call.kernel(call.addresses, layout, call.length, key, numbers, _threads(), done)

@@ -6,6 +6,7 @@ no kernel the reference itself runs, tensor by tensor and of long ones a stretch
 
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_int64
+from itertools import chain
 from math import isfinite
 from struct import pack
 from typing import NamedTuple, TypeAlias, cast
@@ -73,7 +74,8 @@ def vogn_(
     check: bool = False,  # nothing changes unless all gradients and squares are finite, which is what is returned
 ) -> bool:
     """VOGN's update of many tensors, in place."""
-    number, priors = (prior, None) if is_number(prior) else (0.0, cast("Row", prior))
+    one = isinstance(prior, float | int) or (len(prior) > 0 and not isinstance(prior[0], Tensor))
+    number, priors = cast("Numbers", prior if one else 0.0), cast("Row | None", None if one else prior)
     rows = (means, momenta, curvatures, gradients, squares)
     places = None if backup is None else backup.places
     if found := call("vogn", *rows, priors, prior_means, places, offsets):
@@ -186,8 +188,9 @@ def _packed(numbers: VOGNNumbers, prior: Numbers, count: int) -> bytes:
     lr, beta1, beta2, damping, gradient, squares, weight = numbers
     if isinstance(lr, float) and isinstance(damping, float) and isinstance(prior, float):
         return pack("8d", lr, beta1, beta2, damping, gradient, squares, prior, weight) * count
-    own = zip(each(lr, count), each(damping, count), each(prior, count), strict=True)
-    return b"".join([pack("8d", a, beta1, beta2, g, gradient, squares, p, weight) for a, g, p in own])
+    columns = (lr, beta1, beta2, damping, gradient, squares, prior, weight)
+    own = zip(*[[c] * count if isinstance(c, float | int) else c for c in columns], strict=True)
+    return pack(f"{8 * count}d", *chain.from_iterable(own))
 
 
 def _stretches(rows: Sequence[Row | None], k: int) -> Iterator[list[Tensor]]:

@@ -27,7 +27,7 @@ from credo.distributed import World, world
 from credo.distributed.agreement import synchronise_start
 from credo.distributed.sharding import ElementShards, Shards, gathered
 from credo.errors import CallOrderError, EmptyBatch
-from credo.kernels.tensors import TensorList
+from credo.kernels.tensors import MeanBackup, TensorList
 from credo.optim import arguments, checkpoints, checks
 from credo.optim.accumulation import Accumulating, Held
 from credo.optim.blocks import Block, finish_closure, hooked, profiler_runs
@@ -35,7 +35,6 @@ from credo.optim.checkpoints import SCALE
 from credo.optim.diagnostics import Diagnosed
 from credo.optim.groups import carrying_buffers, joining_group, parameter_groups, parameter_names, take_prior
 from credo.optim.habits import Answering
-from credo.optim.means import MeanBackup
 from credo.optim.monitor import Monitor
 from credo.optim.progress import Progress
 from credo.optim.relative import TensorNumbers, is_relative, numbers, share_noise, start_scale
@@ -182,6 +181,12 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
         return examples
 
+    @final
+    def _end_block(self) -> None:
+        """Puts the means back, unless an update follows at once."""
+        if not self._backup.late:
+            self._backup.restore()
+
     # Steps
 
     @final
@@ -327,7 +332,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
     def _list(self, group: Mapping[str, Any], name: str, tensors: Sequence[Tensor]) -> TensorList:
         """For the kernels, which look at tensors once, as long as nothing about them changes."""
         known = self._lists.get((id(group), name))
-        if known is not None and known.stands_for(tensors):
+        if known is not None and known.holds(tensors):
             return known
         found = TensorList(tensors)
         if tensors:
@@ -389,6 +394,8 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         """Options that a scheduler or somebody's hand has put into the groups; those of the last step are known."""
         if len(self._checked) != len(self.param_groups):
             self._checked = [()] * len(self.param_groups)
+            present = set(map(id, self.param_groups))  # what is kept of a group goes with it
+            self._lists = {key: own for key, own in self._lists.items() if key[0] in present}
         for k, group in enumerate(self.param_groups):
             values = (*group.values(),)
             known = len(values) == len(self._checked[k]) and all(map(is_, values, self._checked[k]))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from credo.curvature.capture import Statistics
+from credo.curvature.accumulate import SquareAccumulator
 from credo.curvature.many_samples import StackedWeights
 from credo.curvature.torch_private import DisableTorchFunction
 from credo.errors import CallOrderError, CredoError, InvalidType, InvalidValue, UnsupportedOperation
@@ -67,7 +67,7 @@ class Block(AbstractContextManager[Observation]):
             try:
                 self._watching.__exit__(kind, error, trace)
             finally:
-                own._backup.end_block()
+                own._end_block()
             if kind is None:
                 own.counters["draws"] += self._draws
                 examples = own._gather(self._seen, self._parameters, self._before, self._scale)
@@ -86,7 +86,7 @@ class Block(AbstractContextManager[Observation]):
 
     def _give_up(self) -> None:
         own = self._optimizer
-        own._backup.end_block()
+        own._end_block()
         self._open, own._inside = False, None
         if not own._gathered.samples:  # it may have been on the way to become the first
             own._gathered = own._nothing_gathered()
@@ -117,7 +117,7 @@ def finish_closure(returned: Any, seen: Observation, reduction: str) -> Tensor:
     return _backward(loss, seen, reduction)
 
 
-def finish_at_once(stacks: StackedWeights, closure: Callable[[], Tensor], stats: Statistics) -> Tensor:
+def finish_at_once(stacks: StackedWeights, closure: Callable[[], Tensor], stats: SquareAccumulator) -> Tensor:
     """The mean of the losses of all samples of a step, by one run of the closure."""
     try:
         losses = stacks.vectorised(closure)

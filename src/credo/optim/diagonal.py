@@ -109,7 +109,8 @@ class DiagonalOptimizer(BayesianOptimizer):
             row = [own[name] for own in states.values() if name in own]
             found.append(self._list(group, name, row) if row and len(row) == len(states) else None)
         for own_row in found[1:]:
-            if own_row is not None and own_row.numels != cast("TensorList", found[0]).numels:
+            first = cast("TensorList", found[0])
+            if own_row is not None and own_row.look().numels != first.look().numels:
                 for p, own in states.items():
                     refuse_other_sizes(group, p, own)
         return found

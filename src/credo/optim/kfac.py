@@ -547,7 +547,7 @@ class NoisyKFAC(_Kronecker):
                 self._backup.keep(self._list(self.param_groups[0], "mean", self._trainable()))
                 self._draw_for_all(number)
             finally:
-                self._backup.end_block()
+                self._end_block()
             self._shards.draws += 1
 
     def _draw_layer(self, layer: KroneckerLayer, draw: int) -> None:

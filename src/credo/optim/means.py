@@ -1,4 +1,4 @@
-"""The means: averages of iterates, put away while the parameters hold an iterate or a sample.
+"""The means as averages of iterates.
 
 An update moves an iterate z, samples are drawn around it, and the mean follows it:
 
@@ -10,81 +10,12 @@ holds μ, is the offset z − μ.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from credo.kernels.scratch import expect_large_blocks
-from credo.kernels.tensors import Backup, TensorList
-
-
-class _Away(NamedTuple):
-    """Parameters that may hold something else, where their means are then, and whether they are there yet."""
-
-    parameters: TensorList
-    backup: Backup
-
-
-@final
-class MeanBackup:
-    """Means that are put back at the end of a block, whatever has happened.
-
-    A draw puts the mean away itself, in one pass over both. A step that follows at once need not wait for the mean to
-    come back either: it reads it where it is, and writes the new one into the parameters (`late`).
-    """
-
-    def __init__(self) -> None:
-        self.late = False  # until `restore`, samples stay where they are, for an update that asks for `taken`
-        self._away: list[_Away] = []
-        expect_large_blocks()  # what comes and goes with every backward pass stays at hand too
-
-    def take(self, parameters: TensorList) -> Backup:
-        """For a draw, which puts the means there. They must be in the parameters, or what is there is put back later.
-
-        Backups are layers: what was put away last comes back first.
-        """
-        backup = Backup(parameters.buffers)
-        self._away.append(_Away(parameters, backup))
-        return backup
-
-    @torch.no_grad()
-    def keep(self, parameters: TensorList) -> Backup:
-        """Puts the means away now, whatever will be written over them."""
-        backup = self.take(parameters)
-        if parameters:
-            torch._foreach_copy_(list(backup.places), [p.detach() for p in parameters])
-        backup.done.value = 1
-        return backup
-
-    def taken(self, parameters: TensorList) -> Backup | None:
-        """Where the means are, if not in the parameters; if only some are away, they are put back."""
-        for away in self._away:
-            if away.backup.taken and away.parameters.holds(parameters):
-                return away.backup
-        if self._away:
-            wanted = set(map(id, parameters))
-            if any(id(p) in wanted for away in self._away for p in away.parameters):
-                self.restore()
-        return None
-
-    def forget(self, backup: Backup) -> None:
-        """The parameters hold new means."""
-        self._away = [away for away in self._away if away.backup is not backup]
-
-    def end_block(self) -> None:
-        """Puts the means back, unless an update follows at once."""
-        if not self.late:
-            self.restore()
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Puts all means back that are away."""
-        self.late = False
-        for parameters, backup in reversed(self._away):
-            if backup.taken:
-                torch._foreach_copy_([p.detach() for p in parameters], list(backup.places))
-        self._away = []
+from credo.kernels.tensors import MeanBackup, TensorList
 
 
 def averaging_weight(eta: float, step: int) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, final
 import torch
 from torch import Tensor
 
-from credo.curvature.capture import Statistics
+from credo.curvature.accumulate import SquareAccumulator
 from credo.curvature.kronecker import FactorStatistics, LayerSums
 from credo.distributed.agreement import Expected
 from credo.distributed.reduce import NamedSums, Sums, add_up, gradients, tabled
@@ -143,10 +143,10 @@ class SquareStatistics(StepStatistics):
 
     def _add(self, seen: Observation, parameters: Sequence[Tensor], examples: int) -> None:
         """ĥ is the mean over a sample's own examples, so samples count alike."""
-        assert isinstance(seen, Statistics)
+        assert isinstance(seen, SquareAccumulator)
         self.likelihood = seen.likelihood
-        sums, factor = seen.raw()
-        unit = factor / examples
+        # What examples have sent back is gᵢ/M under a mean, and ĥ the mean of gᵢ².
+        sums, unit = seen.squares, (float(examples) ** 2 if seen.reduction == "mean" else 1.0) / examples
         if not self.samples:
             self.squares, self.unit = dict(sums), unit
             return

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from credo.curvature.capture import Statistics, watching
+from credo.curvature.accumulate import SquareAccumulator
+from credo.curvature.intercept import watching
 from credo.curvature.many_samples import StackedWeights
 from credo.curvature.rule import widen
 from credo.distributed.sharding import WIDTHS, gathered
@@ -190,9 +191,9 @@ class _GaussNewton(DiagonalOptimizer):
     # Blocks
 
     @final
-    def _observe(self, parameters: list[Tensor]) -> AbstractContextManager[Statistics]:
+    def _observe(self, parameters: list[Tensor]) -> AbstractContextManager[SquareAccumulator]:
         stacks, self._stacked = self._stacked, None
-        return watching(self._subjects(parameters), self.settings["reduction"], stacks=stacks)
+        return watching(self._subjects(parameters), self.settings["reduction"], transform=stacks)
 
     @final
     def _nothing_gathered(self) -> SquareStatistics:
@@ -486,12 +487,10 @@ class VOGN(_GaussNewton):
             return slices
         noisy, resting = self._uncertain()
         for own in noisy:
-            away = self._backup.taken(own.weights)  # since the sample before this one
             noise.sample_all_(
                 *(own.weights, own.curvatures, own.scale, own.shift),
                 *(self.settings["seed"], draw, own.places),
-                means=None if away is None else away.places,
-                backup=self._backup.take(own.weights) if away is None else None,
+                backup=self._backup.take(own.weights),
                 offsets=own.offsets,
             )
         self._place_iterates(resting)
@@ -519,10 +518,10 @@ class VOGN(_GaussNewton):
             stacks = self._stacks(self._stream(), samples)
             for p in parameters:
                 p.grad = None
-            with watching(self._subjects(parameters), "mean", stacks=stacks, samples=samples) as stats:
+            with watching(self._subjects(parameters), "mean", transform=stacks, samples=samples) as stats:
                 loss = finish_at_once(stacks, closure, stats)
         finally:
-            self._backup.end_block()
+            self._end_block()
         self.counters["draws"] += samples
         self._gather(stats, parameters, None, None)
         self._gathered.vectorized = True
