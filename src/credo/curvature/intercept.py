@@ -134,7 +134,7 @@ class Interception(TorchFunctionMode):
         self._samples = samples  # computed at once
         self._transform = transform
         self.accumulator = SquareAccumulator(parameters.watched, parameters.names, reduction)
-        self._provenance = Provenance(parameters.sources, parameters.constants)
+        self._provenance = Provenance(parameters)
         self._declared = declared
         self._calls = 0
         self._examples_second, self._merges = 0, Merges()  # the number of examples inside attention

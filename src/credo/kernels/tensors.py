@@ -47,7 +47,7 @@ class TensorList(list[Tensor]):
         super().__init__(tensors)
         self._look()
 
-    def look(self) -> "Look":
+    def look(self) -> "RowLook":
         """What a kernel wants to know of them, as they are now."""
         if not self.current():
             self._look()
@@ -116,7 +116,7 @@ class MeanBackup:
 
     def __init__(self) -> None:
         self.late = False  # until `restore`, samples stay where they are, for an update that asks for them
-        self._away: list[tuple[TensorList, Backup]] = []
+        self.away: list[tuple[TensorList, Backup]] = []  # in the order in which they were put away
         expect_large_blocks()  # what comes and goes with every backward pass stays at hand too
 
     def take(self, parameters: TensorList) -> Backup:
@@ -129,7 +129,7 @@ class MeanBackup:
     def _new(self, parameters: TensorList) -> Backup:
         parameters.look()
         backup = Backup(parameters.buffers)
-        self._away.append((parameters, backup))
+        self.away.append((parameters, backup))
         return backup
 
     @torch.no_grad()
@@ -143,30 +143,30 @@ class MeanBackup:
 
     def taken(self, parameters: TensorList) -> Backup | None:
         """Where the means are, if not in the parameters; if only some are away, all are put back."""
-        for known, backup in self._away:
+        for known, backup in self.away:
             if backup.done.value and (known is parameters or known.holds(parameters)):
                 return backup
-        if self._away:
+        if self.away:
             wanted = set(map(id, parameters))
-            if any(id(p) in wanted for known, _ in self._away for p in known):
+            if any(id(p) in wanted for known, _ in self.away for p in known):
                 self.restore()
         return None
 
-    def forget(self, backup: Backup) -> None:
+    def forget(self, backup: Backup | None) -> None:
         """The parameters hold new means."""
-        self._away = [entry for entry in self._away if entry[1] is not backup]
+        self.away = [entry for entry in self.away if entry[1] is not backup]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Puts all means back that are away."""
         self.late = False
-        for parameters, backup in reversed(self._away):
+        for parameters, backup in reversed(self.away):
             if backup.taken:
                 torch._foreach_copy_([p.detach() for p in parameters], list(backup.places))
-        self._away = []
+        self.away = []
 
 
-class Look(NamedTuple):
+class RowLook(NamedTuple):
     """What a kernel wants to know of a row."""
 
     dtype: torch.dtype | None  # of all of them, if they are on the CPU and of one type
@@ -175,7 +175,7 @@ class Look(NamedTuple):
     numels: list[int]  # the number of elements of each
 
 
-def _walk(row: Row) -> Look:
+def _walk(row: Row) -> RowLook:
     """One, for all questions: on a small network they take longer than the kernel."""
     dtype, contiguous, pointers, numels = row[0].dtype if row else None, True, [], []
     for tensor in row:
@@ -186,8 +186,8 @@ def _walk(row: Row) -> Look:
             contiguous = contiguous and tensor.is_contiguous()
             pointers.append(tensor.data_ptr())
     if dtype is None:
-        return Look(None, False, b"", numels)
-    return Look(dtype, contiguous, pack(f"{len(pointers)}P", *pointers), numels)
+        return RowLook(None, False, b"", numels)
+    return RowLook(dtype, contiguous, pack(f"{len(pointers)}P", *pointers), numels)
 
 
 def call(name: str, *rows: Row | None, stacked: bool = False) -> Call | None:
@@ -243,7 +243,7 @@ def is_number(value: Numbers | Row) -> TypeGuard[Numbers]:
 
 def numels(row: Row) -> list[int]:
     """The number of elements of each."""
-    return row.numels if isinstance(row, TensorList) else [tensor.numel() for tensor in row]
+    return row.look().numels if isinstance(row, TensorList) else [tensor.numel() for tensor in row]
 
 
 def require_same_sizes(*rows: Row) -> None:
@@ -269,7 +269,9 @@ def aligned(*rows: Row) -> bool:
 
 def _contiguous(row: Row) -> bool:
     return (
-        row.seen.contiguous if isinstance(row, TensorList) else all(tensor.is_contiguous() for tensor in row)
+        row.look().contiguous
+        if isinstance(row, TensorList)
+        else all(tensor.is_contiguous() for tensor in row)
     )
 
 
@@ -302,7 +304,10 @@ def flat(tensor: Tensor) -> Tensor:
 
 def flats(row: Row) -> list[Tensor]:
     """`flat` for each."""
-    return row.flats if isinstance(row, TensorList) else [flat(tensor) for tensor in row]
+    if isinstance(row, TensorList):
+        row.look()
+        return row.flats
+    return [flat(tensor) for tensor in row]
 
 
 class Piece(NamedTuple):

@@ -34,16 +34,6 @@ class Grouped(Optimizer):
         """id → name; parameters that came without names are numbered."""
         return parameter_names(self.param_groups)
 
-    def _members(self) -> list[Tensor]:
-        """All parameters, frozen ones too; none before there are groups."""
-        return [p for group in getattr(self, "param_groups", ()) for p in group["params"]]
-
-    def _trainable(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-
-    def _module_now(self) -> nn.Module | None:
-        return None if self._module is None else self._module()
-
 
 def parameter_groups(given: Any) -> list[dict[str, Any]]:
     """Groups for torch.optim.Optimizer; every group with names if the parameters came with names."""
