@@ -36,6 +36,10 @@ SHARED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# What they are where a method says nothing about them.
+USUAL: dict[str, Any] = {"augmentation": 1.0, "mc_samples": 1, "reduction": "mean", "seed": 0}
+
+
 class Socket(Answering, Accumulating, Diagnosed, ABC):
     """The part of an optimiser that torch, schedulers and checkpoints see.
 
@@ -55,6 +59,7 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
         self, params: Any, defaults: dict[str, Any], settings: dict[str, Any], prior: Posterior | None = None
     ):
         """`defaults` are those of a parameter group; `settings` hold for all groups."""
+        settings = settings | {name: usual for name, usual in USUAL.items() if name not in settings}
         self.settings = {n: SHARED[n](given) if n in SHARED else given for n, given in settings.items()}
         self.counters = {"step": 0, "draws": 0, "refused": 0, "refused_in_a_row": 0, "examples": 0}
         if "relative_lr" in defaults:
