@@ -161,7 +161,7 @@ def test_a_node_without_the_attribute_of_this_torch_is_examined_by_numbers(move,
         raise LookupError(name)
 
     expected = squares()
-    monkeypatch.setattr("credo.curvature.trace._known", {})
+    monkeypatch.setattr("credo.curvature.audit._known", {})
     monkeypatch.setattr("credo.curvature.flows.saved", absent)
     for name, found in squares().items():
         torch.testing.assert_close(found, expected[name], rtol=0, atol=0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import credo
-from credo.distributed import invert
+from credo.optim import kronecker
 from tests.distributed.tasks import STEPS, batches, described, network, one_step, optimizer_of, shares
 
 
@@ -172,7 +172,7 @@ def channels_last(rank: int, size: int, options: dict[str, Any]) -> dict[str, An
 def inverted(rank: int, size: int, options: dict[str, Any]) -> list[tuple[str, str]]:
     """Which sides of which layers this rank has inverted in one step."""
     done: list[tuple[str, str]] = []
-    original = invert.KroneckerLayer.invert_side
+    original = kronecker.KroneckerLayer.invert_side
 
     def invert_side(layer: Any, side: str, form: str) -> None:
         done.append((layer.names[0], side))
@@ -181,7 +181,7 @@ def inverted(rank: int, size: int, options: dict[str, Any]) -> list[tuple[str, s
     model = network()
     optimizer = optimizer_of("KFAC", model, **options)
     x, y = batches()[0]
-    with patch.object(invert.KroneckerLayer, "invert_side", invert_side):
+    with patch.object(kronecker.KroneckerLayer, "invert_side", invert_side):
         one_step(optimizer, model, x, y)
     return done
 
@@ -191,7 +191,7 @@ def singular(rank: int, size: int) -> str:
     model = network()
     optimizer = optimizer_of("KFAC", model, damping_form="pi")
     x, y = batches()[0]
-    original = invert.KroneckerLayer.invert_side
+    original = kronecker.KroneckerLayer.invert_side
 
     def invert_side(layer: Any, side: str, form: str) -> None:
         if rank == 1:
@@ -199,7 +199,7 @@ def singular(rank: int, size: int) -> str:
         original(layer, side, form)
 
     try:
-        with patch.object(invert.KroneckerLayer, "invert_side", invert_side):
+        with patch.object(kronecker.KroneckerLayer, "invert_side", invert_side):
             one_step(optimizer, model, x, y)
     except credo.errors.InvalidValue as error:
         return str(error)
@@ -243,13 +243,13 @@ def kept_by_layer(rank: int, size: int, options: dict[str, Any]) -> dict[str, li
     """What this rank has after two steps, by the names of parameters."""
     model, done = network(), set()
     optimizer = optimizer_of("NoisyKFAC", model, inverse_interval=1, **options)
-    original = invert.KroneckerLayer.invert_side
+    original = kronecker.KroneckerLayer.invert_side
 
     def invert_side(layer: Any, side: str, form: str) -> None:
         done.add(layer.names[0])
         original(layer, side, form)
 
-    with patch.object(invert.KroneckerLayer, "invert_side", invert_side):
+    with patch.object(kronecker.KroneckerLayer, "invert_side", invert_side):
         for x, y in batches()[:2]:
             one_step(optimizer, model, x, y)
     optimizer.posterior()  # has everything for a moment

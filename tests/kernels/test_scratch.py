@@ -26,7 +26,7 @@ def test_the_memory_of_a_block_is_free_with_its_statistics() -> None:
     model = torch.nn.Linear(9, 5)
     with credo.capture(model) as stats:
         model(torch.ones(8, 9)).square().mean().backward()
-    squares = weakref.ref(stats.raw()[0][id(model.weight)])
+    squares = weakref.ref(stats._accumulator.squares[id(model.weight)])
     assert squares() is not None
     del stats
     assert squares() is None

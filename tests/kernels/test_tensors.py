@@ -199,9 +199,9 @@ def test_a_change_is_noticed(change):
 
 def test_a_list_stands_for_its_very_tensors():
     tensors = row(0, torch.float32)
-    assert tensors.stands_for(list(tensors))
-    assert not tensors.stands_for(list(tensors)[:-1])
-    assert not tensors.stands_for(copied(tensors))
+    assert tensors.holds(list(tensors))
+    assert not tensors.holds(list(tensors)[:-1])
+    assert not tensors.holds(copied(tensors))
 
 
 def test_an_empty_list_is_current():

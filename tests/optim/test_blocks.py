@@ -13,9 +13,7 @@ import credo
 from credo.errors import CallOrderError, NonFiniteError
 from credo.optim.statistics import StepStatistics
 from tests.optim.replay import snapshot
-from tests.optim.trained import X, Y, assert_unchanged, learned, trained
-
-METHODS = [credo.VOGN, credo.OGN, credo.BayesByBackprop, credo.IVON, credo.KFAC, credo.NoisyKFAC]
+from tests.optim.trained import METHODS, X, Y, assert_unchanged, learned, trained
 
 
 class Interrupted(BaseException):

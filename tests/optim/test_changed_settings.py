@@ -8,8 +8,9 @@ from torch import nn
 
 import credo
 from credo.errors import CredoError
+from tests.optim import trained
 
-METHODS = ["VOGN", "OGN", "IVON", "KFAC", "NoisyKFAC", "BayesByBackprop"]
+METHODS = [method.__name__ for method in trained.METHODS]
 
 
 def built(method, **settings):

@@ -10,7 +10,7 @@ from torch import nn
 
 import credo
 from credo.curvature.backward_calls import is_likelihood
-from credo.optim.progress import Progress
+from credo.optim.statistics import Progress
 
 SQUARES = [credo.VOGN, credo.OGN, credo.KFAC, credo.NoisyKFAC]
 METHODS = [*SQUARES, credo.IVON, credo.BayesByBackprop]

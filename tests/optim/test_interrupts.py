@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import credo
 from credo.errors import CallOrderError
 from credo.kernels import noise, update
-from credo.optim.blocks import Block
+from credo.optim.base import Block
 from tests.optim.trained import X, Y, assert_unchanged, learned, trained
 
 
@@ -37,10 +37,8 @@ class InterruptAt:
 
     files = (
         "optim/base.py",
-        "optim/blocks.py",
-        "optim/means.py",
         "optim/vogn.py",
-        "curvature/capture.py",
+        "curvature/intercept.py",
         "curvature/backward_calls.py",
     )
     functions = ("__enter__", "__exit__", "_run_share", "_draw", "_observe", "_give_up", "run")

@@ -269,7 +269,7 @@ def test_the_squares_of_a_sample_are_dropped_once_they_are_added(monkeypatch):
     add = SquareStatistics._add
 
     def remembered(self, stats, *others):
-        seen.append(weakref.ref(stats.raw()[0][id(model.weight)]))
+        seen.append(weakref.ref(stats.squares[id(model.weight)]))
         add(self, stats, *others)
 
     def closure():

@@ -13,8 +13,8 @@ from torch import nn
 
 import credo
 from credo.errors import InvalidValue, VersionError
+from tests.optim.trained import METHODS
 
-METHODS = [credo.VOGN, credo.OGN, credo.BayesByBackprop, credo.IVON, credo.KFAC, credo.NoisyKFAC]
 RUN = """
 import sys, torch, torch.nn.functional as F, credo
 from tests.optim.test_resume import build, train, fingerprint

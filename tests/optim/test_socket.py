@@ -10,10 +10,10 @@ from torch import nn
 import credo
 from credo.errors import InvalidValue
 from tests.optim.replay import snapshot
+from tests.optim.trained import METHODS
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(8) % 3
-METHODS = [credo.VOGN, credo.OGN, credo.BayesByBackprop, credo.IVON, credo.KFAC, credo.NoisyKFAC]
 STATE = ("curvature", "momentum", "log_variance")
 every_method = pytest.mark.parametrize("method", METHODS)
 
@@ -184,6 +184,8 @@ def test_unused_parameters_are_skipped(method):
     for _ in range(3):
         optimizer.step(losses(model))
     assert torch.equal(idle.weight, before)
+    if optimizer.defaults["noise"] is None:  # numbers that do not follow the tensors
+        return
     square = float(idle.weight.detach().square().mean())
     kappa = 0.3 / math.sqrt(3)  # of three matrices
     c = optimizer.defaults.get("damping")  # γ = c·h̄; of what has not been seen h̄ is 1

@@ -9,6 +9,10 @@ from tests.optim.replay import snapshot
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
+NAMES = [name for name in credo.optim.__all__ if hasattr(getattr(credo.optim, name), "posterior")]
+METHODS = [
+    getattr(credo, name) for name in NAMES if name != "BayesianOptimizer"
+]  # a new one is in it by its export
 
 
 def trained(method=credo.VOGN, **options):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -62,8 +63,10 @@ class SquareAccumulator:
         self.parameters = parameters
         self.reduction = reduction  # what the loss is declared to be; None: not declared
         self.shares: list[Share] = []  # how much of a mean each backward pass was
+        self.has_open_shares = False
         self.names = names
         self.squares: dict[int, Tensor] = {}
+        self.counted = True  # whether `examples` is exact, which here it is
         self.examples = 0
         self.rows = 0  # as `examples`, with those that the loss leaves out
         self.likelihood = False  # whether the last loss was one
@@ -147,10 +150,11 @@ class SquareAccumulator:
                 "the same examples: add them, and call backward once."
             )
         self.shares.append(new)
+        self.has_open_shares = self.has_open_shares or new.open
 
     def check_shares(self) -> None:
         """At the end of a block: sums that were divided by more than they were over must have become a mean."""
-        if not any(share.open for share in self.shares):
+        if not self.has_open_shares:
             return
         totals = [sum(s.of_examples for s in self.shares), sum(s.of_elements for s in self.shares)]
         if all(abs(total - 1) > 1e-4 for total in totals):  # of one example alone the share is not known: NaN
@@ -175,11 +179,73 @@ class SquareAccumulator:
             )
         return self.current
 
+    def factor(self, reduction: str, scale: float = 1.0) -> float:
+        """Σᵢ gᵢ² = factor·Σᵢ rᵢ², rᵢ what example i sent back: gᵢ/M under a mean, times the loss scale."""
+        count = self.examples if reduction == "mean" else 1
+        return (count / scale) ** 2
+
     def _refuse_hidden_use(self, key: int) -> None:
         raise UnsupportedOperation(
             f"parameter {self.names()[key]!r} is used both inside and outside a re-entrant checkpoint, so "
             "its uses cannot be added before they are squared. Use torch.utils.checkpoint(..., use_reentrant=False)."
         )
+
+
+# ────────────────────────────────────────
+# The same for users, by parameter.
+
+
+class Squares(Mapping[Tensor, Tensor]):
+    """Parameter → Σᵢ gᵢ²; only the parameters that the loss reached are in it."""
+
+    def __init__(self, accumulator: SquareAccumulator, reduction: str, scale: float):
+        # Not a method of `Statistics`: the circle would keep the squares until the garbage collector comes.
+        self._accumulator, self._reduction, self._scale = accumulator, reduction, scale
+
+    def __getitem__(self, parameter: Tensor) -> Tensor:
+        own = self._accumulator
+        try:
+            return own.squares[id(parameter)] * own.factor(self._reduction, self._scale)
+        except KeyError:
+            raise KeyError("the loss did not reach this parameter, or it was not watched") from None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self._accumulator.parameters[key] for key in self._accumulator.squares)
+
+    def __len__(self) -> int:
+        return len(self._accumulator.squares)
+
+
+class Statistics:
+    """`squares`, parameter → Σᵢ gᵢ² with gᵢ the gradient of example i's own loss; `examples`, their number M."""
+
+    counted = True  # M is exact, not a guess
+
+    def __init__(self, accumulator: SquareAccumulator, reduction: str, scale: float):
+        self._accumulator, self._reduction, self._scale = accumulator, reduction, scale
+
+    @cached_property
+    def squares(self) -> Mapping[Tensor, Tensor]:
+        return Squares(self._accumulator, self._reduction, self._scale)
+
+    @property
+    def examples(self) -> int:
+        return self._accumulator.examples
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The sum of what went back, as far as it was one number."""
+        return self._accumulator.loss
+
+    @property
+    def rows(self) -> int:
+        """As `examples`, with those that the loss leaves out."""
+        return self._accumulator.rows
+
+    @property
+    def likelihood(self) -> bool:
+        """Whether the loss was a log-likelihood; else it is an error of unknown scale."""
+        return self._accumulator.likelihood
 
 
 # ────────────────────────────────────────

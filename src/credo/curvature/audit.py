@@ -6,7 +6,7 @@ gradient without its square, and raises here, before anything has changed.
 """
 
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -15,21 +15,27 @@ from torch.nn import Parameter
 
 from credo.curvature.accumulate import WHOLE, BackwardPass, Share, SquareAccumulator, Watched
 from credo.curvature.backward_calls import EngineCall
-from credo.curvature.layouts import Rows, signed
+from credo.curvature.flow_lookup import ELEMENTWISE, SHAPES_ALONE, operation_name
+from credo.curvature.layouts import WHOLE_BATCH, Rows, signed
+from credo.curvature.misused_rows import LOOKED_AT, look_at, look_at_operation, look_at_row_for_all
 from credo.curvature.passes import check_joined, check_one_example
 from credo.curvature.reductions import check_sum, read_mean
 from credo.curvature.rule import Operation
 from credo.curvature.rules import Generic
-from credo.curvature.rules.elementwise import Elementwise
-from credo.curvature.torch_private import DisableTorchFunction, node_type, results_of, saved
-from credo.curvature.trace import FOREIGN, Trace, trace_of
-from credo.curvature.trace import LEAF as _LEAF
-from credo.curvature.tracking import Derived, ParameterSource
+from credo.curvature.rules.recurrent import Recurrent
+from credo.curvature.torch_private import (
+    DisableTorchFunction,
+    has_saved,
+    node_type,
+    results_of,
+    saved,
+    saved_getter,
+)
+from credo.curvature.trace import DERIVED, LEAF, Trace
 from credo.errors import EmptyBatch, InvalidValue, UnsupportedOperation
 
 _grad_fn = attrgetter("grad_fn")
 _WATCHED = node_type(Watched)
-_DERIVED = node_type(Derived)
 
 
 def audit(
@@ -80,17 +86,24 @@ def _count_in_the_loss(
 ) -> int:
     """Over how many examples the loss is a mean; raises on losses in which examples meet."""
     with DisableTorchFunction():  # what is asked of small tensors here is no part of the forward pass
-        trace, known = trace_of(nodes, edges, examples // samples, samples)
+        known, new = _structure_of(nodes, edges, examples // samples, samples)
+
+        def trace() -> Trace:
+            if new is not None:
+                return new
+            assert known is not None
+            return Trace((), examples // samples, samples, (nodes, known.layouts))
+
         if accumulator.current is not None or accumulator.reduction is None:
             return examples
         if not declared and (known is None or not known.joins_are_right):
             for node in nodes:
                 if type(node).__name__ == "CatBackward0":
-                    check_joined(node, _joins_rows(node, trace))
+                    check_joined(node, _joins_rows(node, trace()))
             if known is not None:
                 known.joins_are_right = True
         if accumulator.reduction == "sum":
-            check_sum(trace, call.roots, call.seeds, declared)
+            check_sum(trace(), call.roots, call.seeds, declared)
             return examples
         if (
             known is not None
@@ -98,16 +111,19 @@ def _count_in_the_loss(
             and call.seeds[0] is None
             and known.is_mean_of_all(nodes[0])
         ):
-            accumulator.add_share(WHOLE)
+            if accumulator.shares:
+                accumulator.add_share(WHOLE)
+            else:
+                accumulator.shares.append(WHOLE)
             return examples
-        reading = read_mean(trace, call.roots, call.seeds, declared)
+        reading = read_mean(trace(), call.roots, call.seeds, declared)
         accumulator.add_share(reading.share)
         return reading.examples
 
 
 def _joins_rows(node: Any, trace: Trace) -> bool:
     """Whether a cat puts rows of examples behind each other."""
-    axis, dims = signed(saved(node, "dim")), len(_shape(node))
+    axis, dims = signed(saved(node, "dim")), len(trace.result(node))
     return any(isinstance(rows, Rows) and rows.axis == axis % dims for rows in trace.arguments(node))
 
 
@@ -126,7 +142,7 @@ def _check_rows_alone(
         for node in nodes:
             name = type(node).__name__
             if samples == 1 and name in LOOKED_AT:
-                _look_at_row_for_all(node, accumulator)
+                look_at_row_for_all(node, accumulator)
             if several_uses and name == "CatBackward0":  # samples may stand in front of the rows
                 check_joined(node, signed(saved(node, "dim")) in (0, int(samples > 1)))
 
@@ -151,14 +167,14 @@ def _watched_operations(
         elif node is None:
             continue
         else:
-            known = kind is _DERIVED
+            known = kind is DERIVED
             if kind.__name__ in LOOKED_AT:
                 look_at(node, accumulator)
         for child, own in node.next_functions:
             kind = type(child)
-            if not known and (kind is _LEAF or kind is _DERIVED):
+            if not known and (kind is LEAF or kind is DERIVED):
                 _check_edge(node, child, accumulator)
-            if kind is _LEAF:
+            if kind is LEAF:
                 edges.append(-2 if type(child.variable) is Parameter else FOREIGN)
                 continue
             place = seen.get(child)
@@ -173,7 +189,7 @@ def _watched_operations(
 
 
 def _check_edge(node: Any, child: Any, accumulator: SquareAccumulator) -> None:
-    reached = [child.variable] if type(child) is _LEAF else child.source.roots
+    reached = [child.variable] if type(child) is LEAF else child.source.roots
     watched = [id(root) for root in reached if id(root) in accumulator.parameters]
     if not watched:
         return
@@ -221,244 +237,156 @@ def _misfit(operation: Operation, accumulator: SquareAccumulator, examples: int)
 
 
 # ────────────────────────────────────────
-# Rows that are not examples: raises, before a backward pass, where rows that count as examples are used as something
-# else.
+# Remembers how the examples went through graphs that were followed before.
 #
-# Row i of a watched operation's result counts as example i. That is not so where a parameter met a tensor without
-# examples that was not declared constant, as in `F.linear(x, self.weight @ self.turn)` with a plain tensor `turn`.
-# There rows of the weight would be counted, and their squares be wrong without a sign. The graph shows it:
-#
-#     weight       a result with rows becomes the weight of an operation, which all examples share
-#     broadcast    a result with rows is repeated along a new leading dimension, which has the examples
-#     parameter    the leading dimension of a product is the parameter's own
-#
-# A loss that compares examples with one another (x @ x.T) looks the same, and has no gradients of single examples.
+# Training builds the same graph at every step, and following the examples through it takes longer than looking at it.
+# What is remembered belongs to a key with everything that the layouts depend on: operations, edges, shapes and
+# dimensions. Graphs in which the values of an index decide, or numbers had to be asked, are followed anew each time.
 
+_of_nll_loss = saved_getter("weight", "total_weight", "target")
+FOREIGN = -3  # in place of a node: a leaf that is no parameter
+_MOST = 64  # graphs
+_known: dict[Any, "Structure"] = {}
 
-# Autograd's operations → which of their arguments all rows of the result share.
-_WEIGHTS = {
-    "MmBackward0": (1,),
-    "MvBackward0": (1,),
-    "BmmBackward0": (1,),  # of one matrix, as einsum writes a product
-    "AddmmBackward0": (2,),
-    "AddmvBackward0": (2,),
-    "BaddbmmBackward0": (2,),
-    "CdistBackward0": (1,),
-    "EuclideanDistBackward0": (1,),
-    "LinearBackward0": (1, 2),
-    "ConvolutionBackward0": (1, 2),
-    "NativeLayerNormBackward0": (1, 2),
-    "NativeGroupNormBackward0": (1, 2),
-    "NativeBatchNormBackward0": (1, 2),
-    "FusedRmsNormBackward0": (1,),
-    "PreluKernelBackward0": (1,),
-    "EmbeddingBackward0": (0,),
-}
-_IN_BATCHES = ("BmmBackward0", "BaddbmmBackward0", "CdistBackward0", "EuclideanDistBackward0")
-# … → which of their arguments may be repeated to the shape of the result.
-_REPEATS = dict.fromkeys(("AddmmBackward0", "BaddbmmBackward0", "ExpandBackward0", "RepeatBackward0"), (0,))
-_ARITHMETIC = {
+# The attributes on which the layout of a result depends, beside shapes.
+_ATTRIBUTES = {
     **dict.fromkeys(
-        ("AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "WhereBackward0"), (0, 1)
+        [
+            "Softmax",
+            "LogSoftmax",
+            "SafeSoftmax",
+            "Cumsum",
+            "Cumprod",
+            "Logcumsumexp",
+            "Glu",
+            "Unsqueeze",
+            "Cat",
+            "Stack",
+            "Unbind",
+        ],
+        ("dim",),
     ),
-    **dict.fromkeys(("MaximumBackward0", "MinimumBackward0", "PowBackward1"), (0, 1)),
-    **dict.fromkeys(("AddcmulBackward0", "AddcdivBackward0", "LerpBackward1"), (0, 1, 2)),
+    **dict.fromkeys(["Flip", "Roll", "Permute"], ("dims",)),
+    "Transpose": ("dim0", "dim1"),
+    "Slice": ("dim", "start", "end", "step"),
+    "Select": ("dim", "index"),
+    "Repeat": ("repeats",),
+    "NativeLayerNorm": ("normalized_shape",),
+    "NativeGroupNorm": ("group",),
+    **dict.fromkeys(
+        [
+            "NllLoss",
+            "NllLoss2D",
+            "MseLoss",
+            "SmoothL1Loss",
+            "HuberLoss",
+            "BinaryCrossEntropy",
+            "BinaryCrossEntropyWithLogits",
+        ],
+        ("reduction",),
+    ),
+    **dict.fromkeys(("SumBackward1", "MeanBackward1", "VarBackward0"), ("dim", "keepdim")),
+    **dict.fromkeys(("SumBackward0", "MeanBackward0", "SqueezeBackward0", "TBackward0"), ()),
+    **dict.fromkeys(("SqueezeBackward1", "SqueezeBackward2"), ("dim",)),
+    **dict.fromkeys((*ELEMENTWISE, *SHAPES_ALONE), ()),
 }
-_BROADCASTS = _REPEATS | _ARITHMETIC
-LOOKED_AT = frozenset((*_WEIGHTS, *_BROADCASTS))
-
-_PICKS = ("SelectBackward0", "UnbindBackward0", "SliceBackward0", "SplitBackward0")
-# Statistics of a batch, as in a normalisation by hand, are repeated on purpose.
-_STATISTICS = (
-    "SumBackward1",
-    "MeanBackward1",
-    "VarBackward0",
-    "StdBackward0",
-    "VarMeanBackward0",
-    "AmaxBackward0",
-)
-_PRODUCTS = ("matmul", "__matmul__", "mm", "mv", "addmm", "bmm", "baddbmm", "einsum")
-# The result has the rows of the first argument, whatever the others are.
-_ROWS_OF_THE_FIRST = (
-    *("inner", "tensordot", "chain_matmul", "linalg_multi_dot", "cdist"),
-    *("linalg_solve", "linalg_solve_triangular"),
+_UNARY = frozenset(
+    [
+        "Relu",
+        "Sigmoid",
+        "Tanh",
+        "Gelu",
+        "Silu",
+        "Softmax",
+        "LogSoftmax",
+        "Exp",
+        "Log",
+        "Neg",
+        "Dropout",
+        "ToCopy",
+        "Clone",
+    ]
 )
 
 
-def look_at(node: Any, accumulator: SquareAccumulator) -> None:
-    """Raises on a node, of one of the types in `LOOKED_AT`, that uses rows as no examples can be used."""
-    name = type(node).__name__
-    batched = name in _IN_BATCHES and len(_shape(node)) > 2 and _shape(node)[0] > 1
-    if name in _WEIGHTS and not batched:
-        _look_at_weights(node, _WEIGHTS[name], accumulator)
-    if name in _BROADCASTS:
-        _look_at_broadcasts(node, _BROADCASTS[name], accumulator)
+class Structure:
+    """What is remembered of a graph: layouts, by the places of the nodes, and whether its loss is plainly a mean."""
+
+    def __init__(self, trace: Trace, nodes: Sequence[Any]):
+        self.layouts = [trace.result_layouts(node) for node in nodes]
+        self._plain, name = False, operation_name(type(nodes[0]))
+        if nodes.count(None) == 0 and trace.result_layouts(nodes[0]) is WHOLE_BATCH:
+            rows = trace.arguments(nodes[0])[0]
+            whole = isinstance(rows, Rows) and rows.label is None
+            self._plain = whole and (name == "Mean" or saved(nodes[0], "reduction", 0) == 1)
+        self._chooses = name.startswith("NllLoss")
+        self.joins_are_right = False  # whether what is put behind each other was looked at
+
+    def is_mean_of_all(self, root: Any) -> bool:
+        """Whether the root is a mean over all rows; False where that has to be read."""
+        if not self._chooses:
+            return self._plain
+        weight, total, target = _of_nll_loss(root)
+        return self._plain and weight is None and bool(total == target.numel())  # none is ignored
 
 
-def look_at_operation(node: Any, operation: Operation) -> None:
-    """Raises on a watched node whose rows are a parameter's, or in which such rows stand where a parameter should."""
-    if isinstance(operation, Generic):
-        known = operation.name in _PRODUCTS or operation.name in _ROWS_OF_THE_FIRST
-        if known and _counts_a_parameter(node, operation, in_any_shape=False):
-            _refuse(
-                operation,
-                f"{operation.name} has rows of the parameter in front, where the examples should be",
-            )
-    elif not isinstance(operation, Elementwise):
-        unknown = [k for k in operation.parameter_slots if operation.watched_sources[k] is None]
-        _look_at_weights(node, unknown, operation.watched_by)
+def _structure_of(
+    nodes: Sequence[Any], edges: Sequence[int], examples: int, samples: int
+) -> tuple[Structure | None, Trace | None]:
+    """What is remembered of the graph, if it can be; and the layouts of all results, if they had to be followed."""
+    key = _key(nodes, edges, examples, samples)
+    if key is None:
+        return None, Trace(nodes, examples, samples)
+    known = _known.get(key)
+    if known is not None:
+        return known, None
+    trace = Trace(nodes, examples, samples)
+    if len(_known) >= _MOST:
+        _known.pop(next(iter(_known)))
+    _known[key] = known = Structure(trace, nodes)
+    return known, trace
 
 
-def _look_at_weights(node: Any, slots: Iterable[int], accumulator: SquareAccumulator) -> None:
-    for child, own in _children(node, slots):
-        for maker, picked in _makers(child, own, accumulator, _PICKS):
-            operation = maker.operation
-            if _counts_a_parameter(maker, operation) or not (
-                picked or _rows(operation) == 1 or _in_groups(node, _rows(operation))
-            ):
-                _refuse(operation, f"{_name(node)} takes it for a weight that all examples share")
-
-
-def _look_at_broadcasts(node: Any, slots: Iterable[int], accumulator: SquareAccumulator) -> None:
-    """Draws of noise may stand in front of the examples, (K, M, …), where arithmetic meets them: unless K = M."""
-    shape, strict = _shape(node), type(node).__name__ in _REPEATS
-    for child, own in _children(node, slots):
-        given = _shape(child, own)
-        if not given or (len(given) == len(shape) and given[0] == shape[0]):
+def _key(nodes: Sequence[Any], edges: Sequence[int], examples: int, samples: int) -> Any:
+    """None if there is none."""
+    if FOREIGN in edges:
+        return None
+    parts: list[Any] = [examples, samples, tuple(edges)]
+    for node in nodes:
+        kind = type(node)
+        if kind is _WATCHED:
+            operation = node.operation
+            rule = type(operation)
+            if rule is Generic:
+                return None
+            parts.append((rule, operation.lead, operation.axis))
+            if rule is Recurrent:
+                parts.append((operation.is_cell, operation._batch_first))
+        elif kind is DERIVED or kind is LEAF or node is None:
+            parts.append(kind)
             continue
-        for maker, picked in _makers(child, own, accumulator, (*_PICKS, *_STATISTICS)):
-            operation = maker.operation
-            suspicious = not picked and _rows(operation) > 1 and (strict or _rows(operation) == shape[0])
-            if suspicious or _counts_a_parameter(maker, operation):
-                _refuse(
-                    operation, f"{_name(node)} repeats it for every row of a tensor of shape {tuple(shape)}"
-                )
+        else:
+            known, read, unary = _attributes(kind)
+            if not known:
+                return None
+            parts.append(kind)
+            if read is not None:
+                parts.append(read(node))
+            if unary:  # its shape is that of its argument
+                continue
+        parts.extend([tuple(meta.shape) for meta in results_of(node)])
+    return tuple(parts)
 
 
-def _look_at_row_for_all(node: Any, accumulator: SquareAccumulator) -> None:
-    """What one row became must not be a weight, or be repeated, for the rows of a batch: they are the examples then."""
-    name, shape = type(node).__name__, _shape(node)
-    batched = name in _IN_BATCHES and len(shape) > 2
-    if batched and (shape[0] > 1 or any(child is not None for child, _ in node.next_functions[:-1])):
-        return  # attention and the like, among what is known of one example
-    if len(shape) < 1 or (shape[1] if batched else shape[0]) < 2:
-        return
-    rows = shape[1] if batched else shape[0]
-    for child, own in _children(node, _WEIGHTS.get(name, ())):
-        for maker, _ in _makers(child, own, accumulator, ()):
-            _refuse(maker.operation, f"{_name(node)} takes it for a weight of {rows} rows")
-    for child, own in _children(node, _BROADCASTS.get(name, ())):
-        given = _shape(child, own)
-        for maker, picked in _makers(child, own, accumulator, (*_PICKS, *_STATISTICS)):
-            alone = len(given) == len(_shape(maker)) and (
-                len(given) == 1 < len(shape) or (len(given) == len(shape) > 1 and given[0] == 1)
-            )
-            if alone and not picked:
-                _refuse(maker.operation, f"{_name(node)} repeats it for {shape[0]} rows")
+def _attributes(kind: Any) -> tuple[bool, Callable[[Any], Any] | None, bool]:
+    """Of a type of nodes: whether it is known, what reads its attributes, whether it keeps the argument's shape."""
+    found = _found.get(kind)
+    if found is None:
+        name = operation_name(kind)
+        names = _ATTRIBUTES.get(kind.__name__, _ATTRIBUTES.get(name))
+        known = names is not None and all(has_saved(kind, own) for own in names)
+        found = _found[kind] = (known, saved_getter(*names) if known and names else None, name in _UNARY)
+    return found
 
 
-def _children(node: Any, slots: Iterable[int]) -> Iterator[tuple[Any, int]]:
-    """The nodes that made these arguments, and which of their results it was."""
-    edges = node.next_functions
-    return ((child, own) for child, own in (edges[k] for k in slots if k < len(edges)) if child is not None)
-
-
-def _makers(
-    node: Any, own: int, accumulator: SquareAccumulator, stops: Sequence[str]
-) -> Iterator[tuple[Any, bool]]:
-    """The watched nodes nearest under this one, and whether one row (or a statistic) was taken on the way."""
-    todo, seen = [(node, own, False)], set()
-    while todo:
-        node, own, picked = todo.pop()
-        if type(node) is _WATCHED and node.operation.watched_by is accumulator:
-            yield node, picked
-            continue
-        picked = picked or (type(node).__name__ in stops and _leaves_one_row(node, own))
-        for child, number in node.next_functions:
-            if child is not None and (child, picked) not in seen:
-                seen.add((child, picked))
-                todo.append((child, number, picked))
-
-
-def _leaves_one_row(node: Any, own: int) -> bool:
-    name = type(node).__name__
-    if name in _STATISTICS:
-        return True
-    if name in ("SliceBackward0", "SplitBackward0"):
-        return bool(saved(node, "dim") == 0 and _shape(node, own)[0] == 1)
-    return bool(saved(node, "dim", 0) == 0)
-
-
-def _counts_a_parameter(node: Any, operation: Operation, in_any_shape: bool = True) -> bool:
-    """Whether the leading dimension of a watched result is that of a parameter, or of what was computed from it.
-
-    What a parameter was expanded to may have a row for each example; `in_any_shape` counts it all the same.
-    """
-    if not isinstance(operation, (Elementwise, Generic)) or operation.lead <= 1:
-        return False
-    if isinstance(operation, Generic) and operation.equation:
-        return _sums_into_a_parameter(operation.equation, operation)
-    dims = len(_shape(node))
-    return any(
-        source.tensor.dim() >= dims
-        and source.tensor.shape[0] == operation.lead
-        and (in_any_shape or source.selects or dims <= 2)
-        for source in _in_front(operation)
-    )
-
-
-def _in_front(operation: Operation) -> list[ParameterSource]:
-    """The parameters whose rows the result may have in front."""
-    name, sources, last = operation.name, operation.watched_sources, operation.watched_sources[-1]
-    if name in _ROWS_OF_THE_FIRST:
-        sources = sources[:1]
-    elif name in _PRODUCTS and last is not None and last.tensor.dim() <= 2:
-        sources = sources[:-1]  # x @ W sums over the rows of W
-    return [source for source in sources if source is not None]
-
-
-def _sums_into_a_parameter(equation: str, operation: Operation) -> bool:
-    """Whether the first letter of an einsum's result is a parameter's alone, or one that its own rows have."""
-    inputs, arrow, result = equation.replace(" ", "").partition("->")
-    first = (result if arrow else "".join(sorted(c for c in inputs if inputs.count(c) == 1 and c != ",")))[:1]
-    terms = list(zip(inputs.split(","), operation.watched_sources, strict=True))
-    in_data = any(first in term for term, source in terms if source is None)
-    return first.isalpha() and (
-        not in_data or any(first in term for term, s in terms if s is not None and s.selects)
-    )
-
-
-def _in_groups(node: Any, rows: int) -> bool:
-    """Whether each example has a weight of its own, its channels being a group: (1, M·C, …) from (M, C, …)."""
-    name = type(node).__name__
-    if name not in ("ConvolutionBackward0", "NativeBatchNormBackward0"):
-        return False
-    x, (maker, _) = saved(node, "input"), node.next_functions[0]
-    before = saved(maker, "self_sym_sizes", None) or (x._base.shape if x._base is not None else (0,))
-    own_groups = name.startswith("Native") or saved(node, "groups") % rows == 0
-    return bool(x.shape[0] == 1 and before[0] == rows and own_groups)
-
-
-def _rows(operation: Operation) -> int:
-    return operation.merged_from or operation.lead
-
-
-def _shape(node: Any, own: int = 0) -> Sequence[int]:
-    shape: Sequence[int] = results_of(node)[own].shape
-    return shape
-
-
-def _name(node: Any) -> str:
-    return str(node.operation.name if type(node) is _WATCHED else node.name())
-
-
-def _refuse(operation: Operation, what: str) -> None:
-    names = operation.watched_by.names()
-    roots = {id(root) for source in operation.watched_sources if source is not None for root in source.roots}
-    raise UnsupportedOperation(
-        f"parameter {', '.join(sorted(repr(names[key]) for key in roots))}: the rows of {operation.name} count as "
-        f"examples, but {what}, so the squares would be wrong. A constant that meets a parameter must be known: "
-        "register it with self.register_buffer and pass the module, or make it from the parameter (torch.randn_like). "
-        "Give data-dependent weights a leading dimension of examples (torch.bmm), and let examples be rows: x @ A, "
-        "not A @ x.T. A loss that compares examples with one another has no squared gradients."
-    )
+_found: dict[Any, tuple[bool, Callable[[Any], Any] | None, bool]] = {}

@@ -5,9 +5,9 @@ parameters alone gives a derived tensor; everything else runs as it is.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,13 @@ from torch.overrides import TorchFunctionMode
 from credo.curvature.accumulate import SquareAccumulator, Watched
 from credo.curvature.audit import audit
 from credo.curvature.backward_calls import ENGINE_CALLS, added_loss, is_likelihood, read_engine_call
-from credo.curvature.rule import Operation, examples_second
+from credo.curvature.rule import MERGE_NODES, Operation, examples_second
 from credo.curvature.rules import Generic, rule_for
 from credo.curvature.torch_private import (
     active_modes,
     are_transforms_active,
     can_run_inside,
+    count_modes,
     tree_map_only,
     without_override,
 )
@@ -35,7 +36,7 @@ from credo.curvature.tracking import (
     WatchedParameters,
     tensors_in,
 )
-from credo.errors import UnsupportedOperation
+from credo.errors import CallOrderError, UnsupportedOperation
 
 # ────────────────────────────────────────
 # What a block may do to a watched operation before it runs: give it many weights, or have it leave its factors.
@@ -133,7 +134,7 @@ class Interception(TorchFunctionMode):
         self._samples = samples  # computed at once
         self._transform = transform
         self.accumulator = SquareAccumulator(parameters.watched, parameters.names, reduction)
-        self._provenance = Provenance(parameters.sources, parameters.constants)
+        self._provenance = Provenance(parameters)
         self._declared = declared
         self._calls = 0
         self._examples_second, self._merges = 0, Merges()  # the number of examples inside attention
@@ -204,6 +205,12 @@ class Interception(TorchFunctionMode):
     def _replace_by(self, operation: Operation, func: Any, args: Any, kwargs: Any) -> Any:
         """By an operation with a rule, if parameters stand where the rule expects them."""
         # One loop, here: between two large kernels Python runs from cold caches, and pays for every function it meets.
+        if (rows := operation.example_rows) is not None:
+            operation.example_rows = None
+            if rows.is_nested or rows._base is not None or type(rows.grad_fn).__name__ in MERGE_NODES:
+                operation.count_examples(rows)
+            else:
+                operation.lead = rows.shape[0] if rows.dim() > 1 else -1
         known, slots, data, expected = self._provenance, operation.parameter_slots, False, True
         table, constants = known.sources, known.constants
         found: list[ParameterSource | None] = []
@@ -347,7 +354,7 @@ class Interception(TorchFunctionMode):
         self.accumulator.current = new
         try:
             # Another block around this one wants to see it too.
-            nested = any(isinstance(mode, Interception) for mode in active_modes())
+            nested = count_modes() and any(isinstance(mode, Interception) for mode in active_modes())
             result = func(*args, **kwargs) if nested else call.run(self)
         except BaseException:
             self.withdraw()  # after an interrupt while the mode was entered or left
@@ -357,6 +364,52 @@ class Interception(TorchFunctionMode):
         if outer is None:
             self.accumulator.settle(new)
         return result
+
+
+# ────────────────────────────────────────
+
+
+@final
+class watching(AbstractContextManager[SquareAccumulator]):
+    """A block in which backward passes leave squares; it cannot begin again. For arguments that are known to be good.
+
+    With a `transform`, parameters may have many values; `samples` says how many of them are computed at once.
+    """
+
+    def __init__(
+        self,
+        parameters: WatchedParameters,
+        reduction: str,
+        examples: int | None = None,
+        transform: OperationTransform | None = None,
+        samples: int = 1,
+    ):
+        self.reduction = reduction
+        self._interception = Interception(parameters, examples, transform, reduction, samples)
+        self.accumulator = self._interception.accumulator
+
+    def __enter__(self) -> SquareAccumulator:
+        if self.accumulator.closed:
+            raise CallOrderError(
+                "a block has ended and cannot begin again. Call capture anew for each block."
+            )
+        try:
+            self._interception.__enter__()  # type: ignore[no-untyped-call]
+            return self.accumulator
+        except BaseException:  # an interrupt, after which nobody else would leave the mode
+            self._interception.withdraw()
+            raise
+
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        self._interception.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.accumulator.closed = True
+        if kind is None and self.accumulator.has_open_shares:
+            self.accumulator.check_shares()
+
+    def __del__(self) -> None:
+        accumulator: SquareAccumulator | None = getattr(self, "accumulator", None)
+        if accumulator is not None and not accumulator.closed:  # an interrupt came before the end could
+            self._interception.withdraw()
 
 
 def _is_positions(func: Any, result: Tensor) -> bool:

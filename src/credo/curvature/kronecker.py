@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.curvature.accumulate import SquareAccumulator
-from credo.curvature.capture import Statistics
+from credo.curvature.accumulate import SquareAccumulator, Statistics
 from credo.curvature.factors import SHARINGS
 from credo.curvature.intercept import Interception, Watch
 from credo.curvature.rule import Operation, Outputs, PerExampleGradient, Pieces
@@ -168,8 +167,9 @@ class FactorStatistics(Statistics):
     def found(self) -> FactorSums:
         if self._fisher is not None:
             return self._fisher
-        squares, factor = self.raw()
-        return FactorSums(self.factoring.layers, squares, self.examples, factor / max(self.examples, 1))
+        own = self._accumulator
+        unit = own.factor(self._reduction) / max(own.examples, 1)
+        return FactorSums(self.factoring.layers, own.squares, own.examples, unit)
 
     def observe(self, loss: Tensor, parameters: list[Tensor]) -> None:
         """The factors of `loss`, a sum over the examples, by a backward pass of its own; the graph stays."""

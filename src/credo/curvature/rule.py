@@ -109,7 +109,7 @@ Sums = tuple[Sequence[Tensor | None], Sequence[Tensor]]  # Σᵢ rᵢ of its ten
 
 # How autograd names the operations that can merge the examples with what follows them, (B, T, d) → (B·T, d).
 _sizes_before = saved_getter("self_sym_sizes")
-_MERGES = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
+MERGE_NODES = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
 
 
 class Operation(ABC):
@@ -123,6 +123,9 @@ class Operation(ABC):
     parameter_slots: frozenset[int]
     tensors: tuple[Tensor | None, ...]
     name: str
+    example_rows: Tensor | None = (
+        None  # whose leading dimension the block is to count, unless the constructor has done it
+    )
     lead: int  # how many rows the operation sees where the examples are counted; −1: none
     merged_from: int | None = None  # how many there were before a view merged them with another dimension
     layer: tuple[int, int] | None = None  # slots of a weight with Kronecker factors, and of its bias
@@ -188,14 +191,14 @@ class Operation(ABC):
                 "mask the padding in the loss."
             ) from None
         self.lead = shape[0] if len(shape) > 1 else -1
-        if rows._base is not None if node is None else type(node).__name__ in _MERGES:
+        if rows._base is not None if node is None else type(node).__name__ in MERGE_NODES:
             self.merged_from = lead_before_merge(rows)
 
 
 def lead_before_merge(rows: Tensor, skip: int = 0) -> int | None:
     """The leading dimension, after `skip`, before a view merged it with the next ones, if that can be seen."""
     node = rows.grad_fn
-    if node is not None and node.name() in _MERGES:
+    if node is not None and node.name() in MERGE_NODES:
         sizes = tuple(_sizes_before(node))
     elif node is None and rows._base is not None:
         sizes = tuple(rows._base.shape)

@@ -6,7 +6,7 @@ A new version of torch is tried against this file: `make test-torch VERSION=2.15
     DisableTorchFunction          operations that no mode is to see        DisableTorchFunctionSubclass: modes still see
     is_any_autocast_enabled       one question a layer in a backward pass  is_autocast_enabled: one for each device
     are_transforms_active         whether vmap or grad runs                nothing
-    active_modes                  blocks in blocks, interrupted exits      nothing
+    active_modes, count_modes     blocks in blocks, interrupted exits      nothing
     compiled_module_type          errors about compiled modules            nothing
     without_override              operations in torch's Python functions   a mode sees such a function as a whole
     around_engine, run_engine     the forward that a checkpoint repeats    a mode would see backward's own questions too
@@ -15,6 +15,7 @@ A new version of torch is tried against this file: `make test-torch VERSION=2.15
     results_of, creation_order    shapes and order of the nodes            nothing
     begin_vmap … below_transform  many samples, operations below vmap      torch.vmap: it takes longer than a layer
     tree_flatten, …               arguments in lists and dicts             nothing
+    profiler_runs, global_…_hooks a step that has no name to tell          profile_hook_step: it takes a while each time
 """
 
 import sys
@@ -36,12 +37,19 @@ from torch._C import (
     _len_torch_function_stack,
 )
 from torch.autograd.graph import _engine_run_backward
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 __all__ = ["DisableTorchFunction", "tree_flatten", "tree_map_only", "tree_unflatten"]
 
 is_any_autocast_enabled: Callable[[], bool] = _is_any_autocast_enabled
+profiler_runs: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+# Those that run before and after the step of every optimiser.
+global_pre_hooks, global_post_hooks = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
 are_transforms_active: Callable[[], bool] = _are_functorch_transforms_active  # vmap, grad and the like
+
+
+count_modes: Callable[[], int] = _len_torch_function_stack  # of this thread
 
 
 def active_modes() -> list[Any]:

@@ -5,33 +5,27 @@ apart, or what comes back to row i is not example i's gradient. Statistics of th
 is subtracted from each of them) count as those of BatchNorm do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from credo.curvature.accumulate import Watched
 from credo.curvature.flow_lookup import (
-    ELEMENTWISE,
-    SHAPES_ALONE,
     flow_of,
     keeps_apart,
-    operation_name,
     probed,
 )
 from credo.curvature.flows import Mixed, same
-from credo.curvature.layouts import WHOLE_BATCH, Layout, Rows
+from credo.curvature.layouts import Layout, Rows
 from credo.curvature.rule import Operation
 from credo.curvature.rules import Generic
 from credo.curvature.rules.elementwise import Elementwise
 from credo.curvature.rules.recurrent import Recurrent
 from credo.curvature.torch_private import (
     creation_order,
-    has_saved,
     node_type,
     results_of,
-    saved,
-    saved_getter,
 )
 from credo.curvature.tracking import Derived
 from credo.errors import UnsupportedOperation
@@ -200,159 +194,3 @@ def _message(name: str, reason: str) -> str:
         "single "
         "examples, for losses that compare examples."
     )
-
-
-# ────────────────────────────────────────
-# Remembers how the examples went through graphs that were followed before.
-#
-# Training builds the same graph at every step, and following the examples through it takes longer than looking at it.
-# What is remembered belongs to a key with everything that the layouts depend on: operations, edges, shapes and
-# dimensions. Graphs in which the values of an index decide, or numbers had to be asked, are followed anew each time.
-
-_of_nll_loss = saved_getter("weight", "total_weight", "target")
-FOREIGN = -3  # in place of a node: a leaf that is no parameter
-_MOST = 64  # graphs
-_known: dict[Any, "Structure"] = {}
-
-# The attributes on which the layout of a result depends, beside shapes.
-_ATTRIBUTES = {
-    **dict.fromkeys(
-        [
-            "Softmax",
-            "LogSoftmax",
-            "SafeSoftmax",
-            "Cumsum",
-            "Cumprod",
-            "Logcumsumexp",
-            "Glu",
-            "Unsqueeze",
-            "Cat",
-            "Stack",
-            "Unbind",
-        ],
-        ("dim",),
-    ),
-    **dict.fromkeys(["Flip", "Roll", "Permute"], ("dims",)),
-    "Transpose": ("dim0", "dim1"),
-    "Slice": ("dim", "start", "end", "step"),
-    "Select": ("dim", "index"),
-    "Repeat": ("repeats",),
-    "NativeLayerNorm": ("normalized_shape",),
-    "NativeGroupNorm": ("group",),
-    **dict.fromkeys(
-        [
-            "NllLoss",
-            "NllLoss2D",
-            "MseLoss",
-            "SmoothL1Loss",
-            "HuberLoss",
-            "BinaryCrossEntropy",
-            "BinaryCrossEntropyWithLogits",
-        ],
-        ("reduction",),
-    ),
-    **dict.fromkeys(("SumBackward1", "MeanBackward1", "VarBackward0"), ("dim", "keepdim")),
-    **dict.fromkeys(("SumBackward0", "MeanBackward0", "SqueezeBackward0", "TBackward0"), ()),
-    **dict.fromkeys(("SqueezeBackward1", "SqueezeBackward2"), ("dim",)),
-    **dict.fromkeys((*ELEMENTWISE, *SHAPES_ALONE), ()),
-}
-_UNARY = frozenset(
-    [
-        "Relu",
-        "Sigmoid",
-        "Tanh",
-        "Gelu",
-        "Silu",
-        "Softmax",
-        "LogSoftmax",
-        "Exp",
-        "Log",
-        "Neg",
-        "Dropout",
-        "ToCopy",
-        "Clone",
-    ]
-)
-
-
-class Structure:
-    """What is remembered of a graph: layouts, by the places of the nodes, and whether its loss is plainly a mean."""
-
-    def __init__(self, trace: Trace, nodes: Sequence[Any]):
-        self.layouts = [trace.result_layouts(node) for node in nodes]
-        self._plain, name = False, operation_name(type(nodes[0]))
-        if nodes.count(None) == 0 and trace.result_layouts(nodes[0]) is WHOLE_BATCH:
-            rows = trace.arguments(nodes[0])[0]
-            whole = isinstance(rows, Rows) and rows.label is None
-            self._plain = whole and (name == "Mean" or saved(nodes[0], "reduction", 0) == 1)
-        self._chooses = name.startswith("NllLoss")
-        self.joins_are_right = False  # whether what is put behind each other was looked at
-
-    def is_mean_of_all(self, root: Any) -> bool:
-        """Whether the root is a mean over all rows; False where that has to be read."""
-        if not self._chooses:
-            return self._plain
-        weight, total, target = _of_nll_loss(root)
-        return self._plain and weight is None and bool(total == target.numel())  # none is ignored
-
-
-def trace_of(
-    nodes: Sequence[Any], edges: Sequence[int], examples: int, samples: int
-) -> tuple[Trace, Structure | None]:
-    """The layouts of all results: remembered, or followed."""
-    key = _key(nodes, edges, examples, samples)
-    if key is None:
-        return Trace(nodes, examples, samples), None
-    known = _known.get(key)
-    if known is not None:
-        return Trace((), examples, samples, (nodes, known.layouts)), known
-    trace = Trace(nodes, examples, samples)
-    if len(_known) >= _MOST:
-        _known.pop(next(iter(_known)))
-    _known[key] = known = Structure(trace, nodes)
-    return trace, known
-
-
-def _key(nodes: Sequence[Any], edges: Sequence[int], examples: int, samples: int) -> Any:
-    """None if there is none."""
-    if FOREIGN in edges:
-        return None
-    parts: list[Any] = [examples, samples, tuple(edges)]
-    for node in nodes:
-        kind = type(node)
-        if kind is _WATCHED:
-            operation = node.operation
-            rule = type(operation)
-            if rule is Generic:
-                return None
-            parts.append((rule, operation.lead, operation.axis))
-            if rule is Recurrent:
-                parts.append((operation.is_cell, operation._batch_first))
-        elif kind is DERIVED or kind is LEAF or node is None:
-            parts.append(kind)
-            continue
-        else:
-            known, read, unary = _attributes(kind)
-            if not known:
-                return None
-            parts.append(kind)
-            if read is not None:
-                parts.append(read(node))
-            if unary:  # its shape is that of its argument
-                continue
-        parts.extend([tuple(meta.shape) for meta in results_of(node)])
-    return tuple(parts)
-
-
-def _attributes(kind: Any) -> tuple[bool, Callable[[Any], Any] | None, bool]:
-    """Of a type of nodes: whether it is known, what reads its attributes, whether it keeps the argument's shape."""
-    found = _found.get(kind)
-    if found is None:
-        name = operation_name(kind)
-        names = _ATTRIBUTES.get(kind.__name__, _ATTRIBUTES.get(name))
-        known = names is not None and all(has_saved(kind, own) for own in names)
-        found = _found[kind] = (known, saved_getter(*names) if known and names else None, name in _UNARY)
-    return found
-
-
-_found: dict[Any, tuple[bool, Callable[[Any], Any] | None, bool]] = {}

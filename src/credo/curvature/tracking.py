@@ -135,9 +135,9 @@ def _hand_out(source: ParameterSource) -> Tensor:
 class Provenance:
     """Knows, by identity, the tensors that stand for parameters and those that are constant."""
 
-    def __init__(self, sources: Mapping[int, ParameterSource], constants: Mapping[int, Tensor]):
-        self.sources: dict[int, ParameterSource] = dict(sources)
-        self.constants: dict[int, Any] = dict(constants)
+    def __init__(self, watched: "WatchedParameters"):
+        self.sources: dict[int, ParameterSource] = dict(watched.sources)
+        self.constants: dict[int, Any] = watched.constants_now()
         self._alive: dict[int, Any] = {}
         self.complex = False  # whether any source is, which a parameter itself never is
 
@@ -235,8 +235,10 @@ class WatchedParameters:
         parameters: Iterable[Tensor | None],
         constants: Iterable[Tensor | None],
         names: Callable[[], Mapping[int, str]],
+        module: "weakref.ref[torch.nn.Module] | None" = None,
     ):
-        self.names = names
+        """With a `module` its buffers are constants too, asked for anew for every block: they come and go."""
+        self.names, self._module = names, module
         self.watched: dict[int, Tensor] = {}
         self.sources: dict[int, ParameterSource] = {}
         self.constants: dict[int, Tensor] = {}
@@ -257,6 +259,13 @@ class WatchedParameters:
             else:
                 self.watched[key], self.sources[key] = p, ParameterSource(p)
 
+    def constants_now(self) -> dict[int, Any]:
+        """With the buffers that the module has now."""
+        module = None if self._module is None else self._module()
+        if module is None:
+            return dict(self.constants)
+        return self.constants | {id(own): own for own in _contents(module)[1] if own is not None}
+
 
 def watched_parameters(parameters: Parameters) -> WatchedParameters:
     """Reads a module, parameters() or named_parameters(); anything else is an error that says what it got."""
@@ -276,11 +285,6 @@ def watched_parameters(parameters: Parameters) -> WatchedParameters:
     for name, p in pairs:
         refuse_distributed(name, p)
     return WatchedParameters([p for _, p in pairs], [], {id(p): name for name, p in pairs}.copy)
-
-
-def buffers_of(module: torch.nn.Module) -> list[Tensor]:
-    """All buffers in it."""
-    return [buffer for buffer in _contents(module)[1] if buffer is not None]
 
 
 def refuse_opaque(module: torch.nn.Module) -> None:

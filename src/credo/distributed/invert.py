@@ -1,16 +1,21 @@
 """Who inverts which Kronecker factor: each rank some of them, of about the same cost, and then all have all."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from credo.distributed.dividing import assign
 from credo.distributed.world import World
 from credo.errors import InvalidValue
-from credo.optim.kronecker import SIDES, KroneckerLayer
+
+if TYPE_CHECKING:
+    from credo.optim.kronecker import KroneckerLayer
+
+SIDES = ("output", "input")  # of a layer: each has a factor
 
 
-def invert_together(world: World, layers: Sequence[KroneckerLayer], form: str) -> None:
+def invert_together(world: World, layers: Sequence["KroneckerLayer"], form: str) -> None:
     """Refreshes the roots of the layers. A factor that one rank cannot invert is an error on all of them."""
     jobs = [(layer, side) for layer in layers for side in SIDES]
     owners = assign([_cost(layer.state[f"{side}_factor"]) for layer, side in jobs], world.size)
@@ -31,7 +36,7 @@ def invert_together(world: World, layers: Sequence[KroneckerLayer], form: str) -
     world.exchange_(rows)
 
 
-def invert_own(world: World, layers: Sequence[KroneckerLayer], form: str) -> None:
+def invert_own(world: World, layers: Sequence["KroneckerLayer"], form: str) -> None:
     """Refreshes the roots of layers that no other rank has; all ranks come here, and an error is one on all."""
     own_error: Exception | None = None
     try:

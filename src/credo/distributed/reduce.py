@@ -9,16 +9,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from credo.distributed.sharding import Shards
 from credo.distributed.world import World
 from credo.errors import CallOrderError
 from credo.kernels.scratch import LIMIT, scratch
 from credo.kernels.tensors import flat, in_order_of, reordered
+
+if TYPE_CHECKING:
+    from credo.distributed.sharding import Reducer
 
 Sums = Sequence[Tensor | None]  # None where no rank had a value
 Take = Callable[[Sequence[Tensor], Sums], None]  # of the owners, or of the parts that stand in for them
@@ -83,7 +85,7 @@ class Counted:
 
 
 def add_up(
-    shards: Shards,
+    reducer: "Reducer",
     parameters: Sequence[Tensor],
     columns: Sequence[NamedSums],
     examples: float,
@@ -103,25 +105,27 @@ def add_up(
         taken,
         draws * taken,
     ]
-    row = _row(shards, numbers, columns, _widest(parameters))
+    row = _row(reducer, numbers, columns, _widest(parameters))
     lengths = [len(column.owners) for column in columns]
     weights = [column.unit * (examples if column.is_mean else taken) for column in columns]
-    row.put(_flat_values(shards, columns), _repeated(weights, lengths))
+    row.put(_flat_values(reducer, columns), _repeated(weights, lengths))
     (total, losses, weighed, steps, sharers, all_draws), sums = row.add(
         _repeated([column.is_mean for column in columns], lengths)
     )
-    _check(shards, total, steps, step)
+    _check(reducer, total, steps, step)
     for column, start in zip(columns, accumulate(lengths, initial=0), strict=False):
-        _give(shards, column, sums[start : start + len(column.owners)])
+        _give(reducer, column, sums[start : start + len(column.owners)])
     common = losses / (weighed if mean_loss else 1.0) if weighed else None
     return Counted(total, common, round(all_draws / max(sharers, 1)))
 
 
-def _row(shards: Shards, numbers: Sequence[float], columns: Sequence[NamedSums], like: Tensor) -> "Message":
+def _row(
+    reducer: "Reducer", numbers: Sequence[float], columns: Sequence[NamedSums], like: Tensor
+) -> "Message":
     owners = [owner for column in columns for owner in column.owners]
-    cuts = [[parts[id(owner)] for owner in owners] for parts in shards.cuts] if shards.cuts else None
+    cuts = [[parts[id(owner)] for owner in owners] for parts in reducer.cuts] if reducer.cuts else None
     return Message(
-        shards.world, numbers, [shape.numel() for column in columns for shape in column.shapes], cuts, like
+        reducer.world, numbers, [shape.numel() for column in columns for shape in column.shapes], cuts, like
     )
 
 
@@ -129,17 +133,17 @@ def _repeated(values: Sequence[T], times: Sequence[int]) -> list[T]:
     return [value for value, count in zip(values, times, strict=True) for _ in range(count)]
 
 
-def _flat_values(shards: Shards, columns: Sequence[NamedSums]) -> list[Tensor | None]:
+def _flat_values(reducer: "Reducer", columns: Sequence[NamedSums]) -> list[Tensor | None]:
     """Cut parameters are cut as they lie in memory."""
     pairs = [pair for column in columns for pair in zip(column.values, column.owners, strict=True)]
-    if shards.cuts:
+    if reducer.cuts:
         return [None if value is None else flat(reordered(value, owner)) for value, owner in pairs]
     return [None if value is None else value.reshape(-1) for value, _ in pairs]
 
 
-def _give(shards: Shards, column: NamedSums, sums: Sums) -> None:
-    if shards.cuts:
-        column.take([shards.local_parts[id(owner)] for owner in column.owners], sums)
+def _give(reducer: "Reducer", column: NamedSums, sums: Sums) -> None:
+    if reducer.cuts:
+        column.take([reducer.local_parts[id(owner)] for owner in column.owners], sums)
     else:
         shaped = zip(sums, column.shapes, strict=True)
         column.take(column.owners, [None if total is None else total.view(shape) for total, shape in shaped])
@@ -151,9 +155,9 @@ def _widest(parameters: Sequence[Tensor]) -> Tensor:
     return torch.empty(0, dtype=torch.float64 if wide else torch.float32, device=parameters[0].device)
 
 
-def _check(shards: Shards, total: float, steps: float, step: int) -> None:
+def _check(reducer: "Reducer", total: float, steps: float, step: int) -> None:
     """What all ranks see alike, so all of them raise."""
-    world = shards.world
+    world = reducer.world
     if total == 0:
         raise CallOrderError(
             "no rank took a gradient sample in this step: every share of the batch was empty."

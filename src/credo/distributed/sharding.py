@@ -17,16 +17,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from typing import Any, Protocol, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, final
 
 import torch
 from torch import Tensor
 
 from credo.distributed.collect import gather
 from credo.distributed.dividing import assign, cut
+from credo.distributed.invert import invert_own, invert_together
+from credo.distributed.reduce import add_up, gradients
 from credo.distributed.world import ALONE, World
 from credo.errors import CallOrderError, InvalidValue
 from credo.kernels.tensors import flat, is_dense, reordered
+
+if TYPE_CHECKING:
+    from credo.optim.kronecker import KroneckerLayer
+    from credo.optim.statistics import StepStatistics
 
 State = defaultdict[Tensor, Any]  # torch's: what an optimiser keeps of each parameter
 NOTHING = nullcontext()
@@ -34,6 +40,7 @@ NOTHING = nullcontext()
 WIDTHS = frozenset(("curvature", "log_variance", "prior_precision", "scale", "offset"))
 
 
+T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -48,21 +55,72 @@ class Sharded(Protocol):
         """id of a parameter → its name."""
 
 
-class Shards(ABC):
-    """Which part of the state this rank has. Without `sharded` all of it, and every method does nothing."""
+class Reducer(ABC):
+    """What one optimiser does together with the other ranks. In a world of one there is nothing to do.
+
+    It adds up what the ranks have seen and, where the state is `sharded`, knows which part of it this rank has. Without
+    `sharded` that is all of it.
+    """
 
     def __init__(self, world: World, sharded: bool):
-        self.world = world
+        self.world, self.alone, self.is_first = world, world.alone, world.rank == 0
+        self.stream = world.rank << 48  # of this rank's draws: the numbers that begin so are its own
         self.sharded = sharded and not world.alone
         self.cuts: list[dict[int, slice]] = []  # [rank][id of a parameter], in a step whose sums are cut
         self.local_parts: dict[int, Tensor] = {}  # by the id of the parameter, in such a step
 
+    # Sums
+
     @final
-    def __reduce__(self) -> tuple[type["Shards"], tuple[World, bool]]:
+    def sum_(
+        self,
+        gathered: "StepStatistics",
+        parameters: Sequence[Tensor],
+        settings: Mapping[str, Any],
+        counters: dict[str, int],
+        loss: Tensor | None,
+    ) -> Tensor | None:
+        """Each rank's sums become those of the whole batch; the loss is then that of all examples."""
+        at_once = gathered.vectorized or bool(settings.get("vectorized"))
+        mean_loss = settings["reduction"] == "mean" or at_once
+        counted = add_up(
+            self,
+            parameters,
+            [gradients(parameters, mean_loss), *gathered.columns(parameters, mean_loss)],
+            gathered.examples / max(gathered.samples, 1),
+            None if loss is None else float(loss),
+            mean_loss,
+            counters,
+        )
+        gathered.vectorized, gathered.samples = at_once, 1 if at_once else settings["mc_samples"]
+        gathered.examples = round(counted.examples * gathered.samples)
+        counters["draws"] = counted.draws
+        if counted.loss is None:
+            return None
+        return (parameters[0] if loss is None else loss).new_tensor(counted.loss)
+
+    @final
+    def largest(self, number: int) -> int:
+        """The maximum over the ranks."""
+        return self.world.largest(number)[0]
+
+    @final
+    def readers(self, groups: int | None) -> int:
+        """How many ranks read the same data, where there are so many groups that do; None: each its own."""
+        return int(self.world.size // (groups or self.world.size))
+
+    @final
+    def add_parts_(self, sums: Tensor) -> None:
+        """Sums over parts of tensors become those over the whole ones."""
+        if self.sharded:
+            self.world.add_(sums)
+
+    @final
+    def __reduce__(self) -> tuple[type["Reducer"], tuple[World, bool]]:
         return type(self), (World(self.world.rank, self.world.size), self.sharded)
 
     @final
-    def refuse_another_part(self, other: "Shards") -> None:
+    def refuse_another_part(self, other: "Reducer") -> None:
         """A copy that has been taken to another world holds what is not its own there."""
         mine, theirs = (
             (s.world.rank, s.world.size) if s.sharded else (ALONE.rank, ALONE.size) for s in (self, other)
@@ -98,7 +156,7 @@ class Shards(ABC):
 
 
 @final
-class ElementShards(Shards):
+class ElementReducer(Reducer):
     """For updates that go element by element."""
 
     def __init__(self, world: World, sharded: bool):
@@ -206,7 +264,7 @@ class ElementShards(Shards):
 
 
 @final
-class LayerShards(Shards):
+class LayerReducer(Reducer):
     """`settings["owners"]` says by the name of a layer's weight who has it; the same on all ranks."""
 
     def __init__(self, world: World, sharded: bool):
@@ -235,6 +293,29 @@ class LayerShards(Shards):
     @property
     def must_catch_up(self) -> bool:
         return self.sharded
+
+    def streams(self, settings: Mapping[str, Any], number: int) -> list[int]:
+        """Where the noise of a draw is, rank by rank."""
+        shared = settings.get("shared_noise")
+        return [number if shared else rank << 48 | number for rank in range(self.world.size)]
+
+    def own_of(self, rows: Sequence[T]) -> T:
+        """This rank's of rows with one for each."""
+        return rows[self.world.rank]
+
+    def swap_(self, given: Sequence[Sequence[Tensor]], taken: Sequence[Sequence[Tensor]]) -> None:
+        """given[r] goes to rank r; taken[r] take what rank r has given."""
+        self.world.swap_(given, taken)
+
+    def invert(self, layers: "Sequence[KroneckerLayer]", form: str) -> None:
+        """Refreshes the roots of layers: each rank those of its own layers, or its part of all, which all then have."""
+        if self.alone:
+            for layer in layers:
+                layer.invert(form)
+        elif self.sharded:
+            invert_own(self.world, layers, form)
+        else:
+            invert_together(self.world, layers, form)
 
     def members(self, optimizer: Sharded) -> list[list[Tensor]]:
         """[rank] → the weights and biases of its layers, in the same order everywhere."""
@@ -317,7 +398,7 @@ def gathered(names: frozenset[str] | None = None) -> Callable[[Method], Method]:
     def decorated(method: Method) -> Method:
         @wraps(method)
         def read(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._shards.whole(self, names):
+            with self._reducer.whole(self, names):
                 return method(self, *args, **kwargs)
 
         return cast(Method, read)

@@ -73,7 +73,7 @@ def empty_sums(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
 Strategy = Callable[[Tensor, Tensor, Geometry, Tensor, Tensor], None]
 
 
-class Part(NamedTuple):
+class WeightBlock(NamedTuple):
     """A part of the weight that does not depend on the rest."""
 
     outputs: slice
@@ -82,7 +82,7 @@ class Part(NamedTuple):
     groups: int
 
 
-def parts(x: Tensor, g: Tensor, at: Geometry) -> Iterator[Part]:
+def parts(x: Tensor, g: Tensor, at: Geometry) -> Iterator[WeightBlock]:
     """Groups, or slices of the channels, of which one example unfolds to at most COLUMNS bytes; and of the outputs."""
     inside, outside = x.shape[1] // at.groups, g.shape[1] // at.groups
     channel_bytes = columns_per_channel(x, g, at) * x.element_size()
@@ -91,13 +91,15 @@ def parts(x: Tensor, g: Tensor, at: Geometry) -> Iterator[Part]:
         sums = min(step, inside) * outside * at.taps * x.element_size()
         rows = in_even_parts(outside, -(-sums // SUMS), 16)
         for o, c in product(range(0, outside, rows), range(0, inside, step)):
-            yield Part(slice(o, o + rows), slice(c, c + step), slice(c, c + step), 1)
+            yield WeightBlock(slice(o, o + rows), slice(c, c + step), slice(c, c + step), 1)
         return
     few = SMALL // (outside * inside * at.taps * x.element_size())
     step = max(1, min(unfolding.COLUMNS // (channel_bytes * inside), few))
     for i in range(0, at.groups, step):
         end = min(i + step, at.groups)
-        yield Part(slice(i * outside, end * outside), slice(None), slice(i * inside, end * inside), end - i)
+        yield WeightBlock(
+            slice(i * outside, end * outside), slice(None), slice(i * inside, end * inside), end - i
+        )
 
 
 def in_even_parts(size: int, number: int, multiple: int) -> int:

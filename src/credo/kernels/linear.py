@@ -18,7 +18,7 @@ from credo.kernels import native
 from credo.kernels.layout import widened
 from credo.kernels.native import asked_for
 from credo.kernels.prepared import Prepared
-from credo.kernels.scratch import owned, scratch, workspace
+from credo.kernels.scratch import addresses, owned, scratch
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
 PREPARED = 6 << 20  # bytes of x and g, thrice, for two products at once
@@ -78,7 +78,8 @@ class Fused:
         total, squares = empty_like(weight), empty_like(weight)
         bias_total, bias_squares = empty_like(bias), empty_like(bias)
         tensors = (x, g, total, squares, bias_total, bias_squares)
-        memory = workspace("row sums", self._scratch, x)
+        key = ("row sums", x.dtype, self._scratch)
+        memory = addresses.known.get(key) or addresses.make("row sums", self._scratch, x)
         self._kernel(pack("7P", *map(Tensor.data_ptr, tensors), memory), self._sizes, self._threads)
         return total, squares, bias_total, bias_squares
 

@@ -14,9 +14,10 @@ under the index of the first.
 import math
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_int64
+from functools import lru_cache
 from itertools import chain
 from operator import add
-from struct import pack
+from struct import pack, unpack
 from typing import NamedTuple, cast
 
 import torch
@@ -25,7 +26,7 @@ from torch.autograd.graph import increment_version
 
 from credo.errors import InvalidValue
 from credo.kernels import generators, philox, tensors
-from credo.kernels.tensors import Backup, Numbers, Row
+from credo.kernels.tensors import Backup, MeanBackup, Numbers, Row, TensorList
 
 WINDOW = 2048  # tiles that the twin draws at once: its intermediate tensors stay in the cache
 LARGEST = 1 << 33  # elements: 2³² blocks of a stream have numbers for so many
@@ -79,28 +80,54 @@ def sample_all_(
     stream: int,
     indices: Sequence[int],
     means: Row | None = None,
-    backup: Backup | None = None,
+    backup: Backup | MeanBackup | None = None,
     offsets: Row | None = None,
 ) -> None:
     """`sample_` for many tensors in one call; `shift` is one number for all, one for each, or a tensor for each.
 
-    `backup` gets the means; with `offsets` the samples are around mean + offset.
+    `backup` gets the means, or has them already; with `offsets` the samples are around mean + offset.
     """
+    one = isinstance(shift, float | int) or (len(shift) > 0 and not isinstance(shift[0], Tensor))
+    number, shifts = cast("Numbers", shift if one else 0.0), cast("Row | None", None if one else shift)
+    packed = pairs(scale, number, len(indices))
+    if isinstance(backup, MeanBackup):
+        assert isinstance(weights, TensorList)
+        backup = backup.take(weights)
+    if backup is not None and backup.done.value:
+        means, backup = backup.places, None
+    rows = (weights, means or weights, curvatures, shifts)
+    call = tensors.call("sample", *rows, None if backup is None else backup.places, offsets)
+    layout = None
+    if call is not None and 0 <= seed < 1 << 64 and 0 <= stream < 1 << 64:
+        layout = _layout(call.sizes, indices if isinstance(indices, range) else tuple(indices))
+    if call is not None and layout is not None:
+        done, threads = None if backup is None else byref(backup.done), c_int64(get_num_threads())
+        call.kernel(call.addresses, layout, call.length, pack("2Q", seed, stream), packed, threads, done)
+        increment_version(weights)
+        return
     _check(weights, seed, stream, indices, [0] * len(weights))
-    number, shifts = (shift, None) if tensors.is_number(shift) else (0.0, shift)
-    rows = (weights, means or weights, curvatures, cast("Row | None", shifts))
-    numbers = _Numbers(scale, number, seed, stream, indices)
-    if not _sample_by_kernel(rows, backup, numbers, offsets):
-        with torch.no_grad():
-            _sample_otherwise(rows, backup, numbers, offsets)
+    with torch.no_grad():
+        _sample_otherwise(rows, backup, _Numbers(scale, number, seed, stream, indices), offsets)
 
 
 def pairs(scale: Numbers, shift: Numbers, count: int) -> bytes:
     """Scale and shift of each tensor, as the kernels want them."""
     if isinstance(scale, float | int) and isinstance(shift, float | int):
         return pack("2d", scale, shift) * count
-    both = zip(tensors.each(scale, count), tensors.each(shift, count), strict=True)
+    scales = [scale] * count if isinstance(scale, float | int) else scale
+    both = zip(scales, [shift] * count if isinstance(shift, float | int) else shift, strict=True)
     return pack(f"{2 * count}d", *chain.from_iterable(both))
+
+
+@lru_cache(maxsize=256)
+def _layout(sizes: bytes, indices: tuple[int, ...] | range) -> bytes | None:
+    """Sizes, indices and starts as the kernel wants them: each tensor begins at its start. None if one is too large."""
+    count = len(sizes) // 8
+    if len(indices) != count or min((0, *indices)) < 0 or max((0, *indices)) >= 1 << 32:
+        return None
+    if max((0, *unpack(f"{count}q", sizes))) > LARGEST:
+        return None
+    return sizes + pack(f"{2 * count}q", *indices, *[0] * count)
 
 
 class _Numbers(NamedTuple):
@@ -111,23 +138,6 @@ class _Numbers(NamedTuple):
     seed: int
     stream: int
     indices: Sequence[int]
-
-
-def _sample_by_kernel(
-    rows: Sequence[Row | None], backup: Backup | None, by: _Numbers, offsets: Row | None
-) -> bool:
-    """Rows of weights, means, curvatures and shifts; whether the kernel could."""
-    call = tensors.call("sample", *rows, None if backup is None else backup.places, offsets)
-    if call is None:
-        return False
-    layout = call.sizes + tensors.whole_numbers(
-        *by.indices, *[0] * len(by.indices)
-    )  # each begins at its start
-    key, numbers = pack("2Q", by.seed, by.stream), pairs(by.scale, by.shift, len(by.indices))
-    done = None if backup is None else byref(backup.done)
-    call.kernel(call.addresses, layout, call.length, key, numbers, _threads(), done)
-    increment_version(rows[0] or ())
-    return True
 
 
 def _sample_otherwise(
@@ -142,9 +152,12 @@ def _sample_otherwise(
         moved = [mean + offset for mean, offset in zip(present[1], offsets, strict=True)]
         present = [present[0], moved, *present[2:]]
     aligned = present if tensors.aligned(*present) else _align(present)
-    if not _sample_by_kernel([*aligned, *[None] * (4 - len(aligned))], None, by, None):
-        _sample_twin(aligned, *by)
-    _hand_back(aligned[0], present[0])
+    if backup is None and offsets is None and aligned is present:
+        _sample_twin(present, *by)
+        return
+    weights, means, curvatures, *shifts = aligned
+    sample_all_(weights, curvatures, by.scale, shifts[0] if shifts else by.shift, *by[2:], means=means)
+    _hand_back(weights, present[0])
 
 
 def _sample_twin(

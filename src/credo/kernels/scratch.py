@@ -30,16 +30,27 @@ LARGEST_KEPT, MOST_KEPT = (
 _kept = threading.local()
 
 
+@final
+class Addresses(threading.local):
+    """Where scratch lies that kernels use without a tensor; ask `known` first, by name, type and size."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, torch.dtype, int], int] = {}
+
+    def make(self, name: str, size: int, like: Tensor) -> int:
+        """The address of `size` elements on the CPU; what was there for less may move."""
+        if len(self.known) >= VIEWS:
+            self.known.clear()
+        address = self.known[name, like.dtype, size] = scratch(name, (size,), like).data_ptr()
+        return address
+
+
+addresses = Addresses()
+
+
 def workspace(name: str, size: int, like: Tensor) -> int:
     """The address of `size` elements of scratch on the CPU, for kernels that need no tensor."""
-    kept: dict[Any, Any] = _kept.__dict__
-    key = (name, like.dtype)
-    known = kept.get(key)
-    if known is None or known[0] < size:
-        buffer = scratch(name, (size,), like)
-        known = kept[key] = (size, buffer.data_ptr(), buffer)
-    address: int = known[1]
-    return address
+    return addresses.known.get((name, like.dtype, size)) or addresses.make(name, size, like)
 
 
 def scratch(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -99,9 +110,10 @@ def _new_view(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _forget_views(name: str, dtype: torch.dtype) -> None:
-    views = _kept.__dict__["views"]
-    for key in [key for key in views if key[:2] == (name, dtype)]:
-        del views[key]
+    known: tuple[dict[Any, Any], ...] = (_kept.__dict__["views"], addresses.known)
+    for table in known:
+        for key in [key for key in table if key[:2] == (name, dtype)]:
+            del table[key]
 
 
 def spacious(x: Tensor) -> Tensor:

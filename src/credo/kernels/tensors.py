@@ -1,7 +1,8 @@
 """What the element-wise kernels share: lists of tensors as arrays of pointers, tensors as rows of memory.
 
 `TensorList` is how an algorithm hands over tensors that it uses at every step: addresses, sizes and types are looked at
-once. An algorithm never sees them; it asks `current()`, and makes another list when something has changed.
+once, and again when something has changed. An algorithm never sees them. `MeanBackup` keeps the means while the
+parameters hold a sample.
 """
 
 import ctypes
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from credo.errors import CallOrderError
-from credo.kernels.native import Kernel, kernel
+from credo.kernels.native import Kernel, asked_for, kernel
+from credo.kernels.scratch import expect_large_blocks
 
 Row = Sequence[Tensor]  # one tensor for each parameter
 Numbers = float | Sequence[float]  # one number for all parameters, or one for each
@@ -38,22 +40,25 @@ class Call(NamedTuple):
 class TensorList(list[Tensor]):
     """Tensors that are looked at once instead of at every call; it is not to be changed.
 
-    What was seen holds while they are `current`.
+    What was seen holds while they are `current`; kernels look again when they are not.
     """
 
     def __init__(self, tensors: Iterable[Tensor]):
         super().__init__(tensors)
+        self._look()
+
+    def look(self) -> "RowLook":
+        """What a kernel wants to know of them, as they are now."""
+        if not self.current():
+            self._look()
+        return self.seen
+
+    def _look(self) -> None:
+        self.__dict__.clear()
         self.seen = _walk(self)
         self.numels = self.seen.numels
         self.sizes = whole_numbers(*self.numels)
         self._known = [(t, t.data_ptr(), t.dtype, t.shape, t.stride()) for t in self if t.is_cpu]
-
-    def stands_for(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether it is of these very tensors, and what was seen of them holds.
-
-        Equal ones are not enough, and comparing them would take long.
-        """
-        return len(self) == len(tensors) and all(map(is_, self, tensors)) and self.current()
 
     def current(self) -> bool:
         """Whether all are where they were, of the same type, shape and order; unknown, so False, on a device."""
@@ -101,7 +106,67 @@ class Backup:
         return bool(self.done.value)
 
 
-class Look(NamedTuple):
+@final
+class MeanBackup:
+    """Means that are put back at the end of a block, whatever has happened.
+
+    A draw puts the mean away itself, in one pass over both. A step that follows at once need not wait for the mean to
+    come back either: it reads it where it is, and writes the new one into the parameters (`late`).
+    """
+
+    def __init__(self) -> None:
+        self.late = False  # until `restore`, samples stay where they are, for an update that asks for them
+        self.away: list[tuple[TensorList, Backup]] = []  # in the order in which they were put away
+        expect_large_blocks()  # what comes and goes with every backward pass stays at hand too
+
+    def take(self, parameters: TensorList) -> Backup:
+        """Where the means are, or where a draw that follows puts them.
+
+        Those that are away are so since the sample before. Backups are layers: what was put away last comes back first.
+        """
+        return self.taken(parameters) or self._new(parameters)
+
+    def _new(self, parameters: TensorList) -> Backup:
+        parameters.look()
+        backup = Backup(parameters.buffers)
+        self.away.append((parameters, backup))
+        return backup
+
+    @torch.no_grad()
+    def keep(self, parameters: TensorList) -> Backup:
+        """Puts what is in the parameters away now, whatever will be written over it."""
+        backup = self._new(parameters)
+        if parameters:
+            torch._foreach_copy_(list(backup.places), [p.detach() for p in parameters])
+        backup.done.value = 1
+        return backup
+
+    def taken(self, parameters: TensorList) -> Backup | None:
+        """Where the means are, if not in the parameters; if only some are away, all are put back."""
+        for known, backup in self.away:
+            if backup.done.value and (known is parameters or known.holds(parameters)):
+                return backup
+        if self.away:
+            wanted = set(map(id, parameters))
+            if any(id(p) in wanted for known, _ in self.away for p in known):
+                self.restore()
+        return None
+
+    def forget(self, backup: Backup | None) -> None:
+        """The parameters hold new means."""
+        self.away = [entry for entry in self.away if entry[1] is not backup]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Puts all means back that are away."""
+        self.late = False
+        for parameters, backup in reversed(self.away):
+            if backup.taken:
+                torch._foreach_copy_([p.detach() for p in parameters], list(backup.places))
+        self.away = []
+
+
+class RowLook(NamedTuple):
     """What a kernel wants to know of a row."""
 
     dtype: torch.dtype | None  # of all of them, if they are on the CPU and of one type
@@ -110,7 +175,7 @@ class Look(NamedTuple):
     numels: list[int]  # the number of elements of each
 
 
-def _walk(row: Row) -> Look:
+def _walk(row: Row) -> RowLook:
     """One, for all questions: on a small network they take longer than the kernel."""
     dtype, contiguous, pointers, numels = row[0].dtype if row else None, True, [], []
     for tensor in row:
@@ -121,8 +186,8 @@ def _walk(row: Row) -> Look:
             contiguous = contiguous and tensor.is_contiguous()
             pointers.append(tensor.data_ptr())
     if dtype is None:
-        return Look(None, False, b"", numels)
-    return Look(dtype, contiguous, pack(f"{len(pointers)}P", *pointers), numels)
+        return RowLook(None, False, b"", numels)
+    return RowLook(dtype, contiguous, pack(f"{len(pointers)}P", *pointers), numels)
 
 
 def call(name: str, *rows: Row | None, stacked: bool = False) -> Call | None:
@@ -135,8 +200,8 @@ def call(name: str, *rows: Row | None, stacked: bool = False) -> Call | None:
     first = rows[0]
     if not first:
         return None
-    seen = first.seen if isinstance(first, TensorList) else _walk(first)
-    function = kernel(f"{name}_{_SUFFIXES[seen.dtype]}") if seen.dtype in _SUFFIXES else None
+    seen = first.look() if isinstance(first, TensorList) else _walk(first)
+    function = _functions.get((name, seen.dtype, asked_for())) or _function(name, seen.dtype)
     if function is None:
         return None
     addresses, contiguous, nulls = [seen.addresses], seen.contiguous, bytes(8 * len(first))
@@ -144,7 +209,7 @@ def call(name: str, *rows: Row | None, stacked: bool = False) -> Call | None:
         if row is None:
             addresses.append(nulls)
             continue
-        look = seen if row is first else row.seen if isinstance(row, TensorList) else _walk(row)
+        look = seen if row is first else row.look() if isinstance(row, TensorList) else _walk(row)
         if look.dtype is not seen.dtype or not (stacked or look.numels == seen.numels):
             return None
         contiguous = contiguous and look.contiguous
@@ -153,6 +218,17 @@ def call(name: str, *rows: Row | None, stacked: bool = False) -> Call | None:
         return None
     sizes = first.sizes if isinstance(first, TensorList) else whole_numbers(*seen.numels)
     return Call(function, b"".join(addresses), sizes, ctypes.c_int64(len(first)))
+
+
+_functions: dict[tuple[str, torch.dtype | None, str | None], Kernel] = {}  # those that were asked for
+
+
+def _function(name: str, dtype: torch.dtype | None) -> Kernel | None:
+    """The kernel for elements of a type; None where there is none."""
+    found = kernel(f"{name}_{_SUFFIXES[dtype]}") if dtype in _SUFFIXES else None
+    if found is not None:
+        _functions[name, dtype, asked_for()] = found
+    return found
 
 
 def each(numbers: Numbers, count: int) -> Sequence[float]:
@@ -167,7 +243,7 @@ def is_number(value: Numbers | Row) -> TypeGuard[Numbers]:
 
 def numels(row: Row) -> list[int]:
     """The number of elements of each."""
-    return row.numels if isinstance(row, TensorList) else [tensor.numel() for tensor in row]
+    return row.look().numels if isinstance(row, TensorList) else [tensor.numel() for tensor in row]
 
 
 def require_same_sizes(*rows: Row) -> None:
@@ -193,7 +269,9 @@ def aligned(*rows: Row) -> bool:
 
 def _contiguous(row: Row) -> bool:
     return (
-        row.seen.contiguous if isinstance(row, TensorList) else all(tensor.is_contiguous() for tensor in row)
+        row.look().contiguous
+        if isinstance(row, TensorList)
+        else all(tensor.is_contiguous() for tensor in row)
     )
 
 
@@ -226,7 +304,10 @@ def flat(tensor: Tensor) -> Tensor:
 
 def flats(row: Row) -> list[Tensor]:
     """`flat` for each."""
-    return row.flats if isinstance(row, TensorList) else [flat(tensor) for tensor in row]
+    if isinstance(row, TensorList):
+        row.look()
+        return row.flats
+    return [flat(tensor) for tensor in row]
 
 
 class Piece(NamedTuple):

@@ -6,6 +6,7 @@ no kernel the reference itself runs, tensor by tensor and of long ones a stretch
 
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_int64
+from itertools import chain
 from math import isfinite
 from struct import pack
 from typing import NamedTuple, TypeAlias, cast
@@ -16,8 +17,10 @@ from torch.autograd.graph import increment_version
 
 from credo.kernels.tensors import (
     Backup,
+    MeanBackup,
     Numbers,
     Row,
+    TensorList,
     aligned,
     call,
     each,
@@ -69,20 +72,27 @@ def vogn_(
     prior_means: Row | None,  # μ₀, zero when None
     numbers: VOGNNumbers,
     offsets: Row | None = None,  # z − μ: the update moves the iterates z, and μ ← μ + w(z − μ)
-    backup: Backup | None = None,  # where the means are before the update, and then no more; else in `means`
+    backup: Backup | MeanBackup | None = None,  # where means may be before the update, and then no more
     check: bool = False,  # nothing changes unless all gradients and squares are finite, which is what is returned
 ) -> bool:
     """VOGN's update of many tensors, in place."""
-    number, priors = (prior, None) if is_number(prior) else (0.0, cast("Row", prior))
+    one = isinstance(prior, float | int) or (len(prior) > 0 and not isinstance(prior[0], Tensor))
+    number, priors = cast("Numbers", prior if one else 0.0), cast("Row | None", None if one else prior)
     rows = (means, momenta, curvatures, gradients, squares)
+    packed, threads = _packed(numbers, number, len(means)), _threads()
+    keeper = backup if isinstance(backup, MeanBackup) else None
+    if isinstance(backup, MeanBackup):
+        assert isinstance(means, TensorList)
+        backup = backup.taken(means)
     places = None if backup is None else backup.places
     if found := call("vogn", *rows, priors, prior_means, places, offsets):
-        packed = _packed(numbers, number, len(means))
         # The kernel notes itself that the means are back: an interrupt may come before the caller can.
         done = None if backup is None else byref(backup.done)
-        if not found.kernel(*found[1:], packed, _threads(), c_int64(check), done):
+        if not found.kernel(*found[1:], packed, threads, c_int64(check), done):
             return False
         increment_version([*means, *momenta, *curvatures, *(offsets or ())])
+        if keeper is not None:
+            keeper.forget(backup)
         return True
     require_same_sizes(*[row for row in (*rows, places, offsets, priors, prior_means) if row is not None])
     if check and not all_finite([*gradients, *squares]):
@@ -108,6 +118,8 @@ def vogn_(
             _take((mean, m, s, offset), new)
     if backup is not None:
         backup.done.value = 0
+    if keeper is not None:
+        keeper.forget(backup)
     return True
 
 
@@ -186,8 +198,9 @@ def _packed(numbers: VOGNNumbers, prior: Numbers, count: int) -> bytes:
     lr, beta1, beta2, damping, gradient, squares, weight = numbers
     if isinstance(lr, float) and isinstance(damping, float) and isinstance(prior, float):
         return pack("8d", lr, beta1, beta2, damping, gradient, squares, prior, weight) * count
-    own = zip(each(lr, count), each(damping, count), each(prior, count), strict=True)
-    return b"".join([pack("8d", a, beta1, beta2, g, gradient, squares, p, weight) for a, g, p in own])
+    columns = (lr, beta1, beta2, damping, gradient, squares, prior, weight)
+    own = zip(*[[c] * count if isinstance(c, float | int) else c for c in columns], strict=True)
+    return pack(f"{8 * count}d", *chain.from_iterable(own))
 
 
 def _stretches(rows: Sequence[Row | None], k: int) -> Iterator[list[Tensor]]:

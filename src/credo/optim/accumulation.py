@@ -25,14 +25,9 @@ class Held:
     def __init__(self) -> None:
         self.batches = 0
         self._examples = 0  # of one sample
-        self._first_draw = 0
+        self.first_draw = 0  # of the samples that the micro-batches share
         self._scales = (1.0, 1.0)
         self._sums: list[list[Tensor | None]] = []
-
-    def begin(self, draws: int) -> None:
-        """Before the samples of the next micro-batch."""
-        if not self.batches:
-            self._first_draw = draws
 
     def add(
         self, columns: Sequence[NamedSums], gathered: StepStatistics, scales: tuple[float, float]
@@ -63,13 +58,13 @@ class Held:
 
     def rewind(self, counters: dict[str, int]) -> None:
         """The next micro-batch is at the same samples."""
-        counters["draws"] = self._first_draw
+        counters["draws"] = self.first_draw
 
     def state(self) -> dict[str, Any]:
         """For a state dict; nothing if no micro-batch waits."""
         if not self.batches:
             return {}
-        own = {"batches": self.batches, "examples": self._examples, "first_draw": self._first_draw}
+        own = {"batches": self.batches, "examples": self._examples, "first_draw": self.first_draw}
         return {
             "held": {**own, "scales": list(self._scales), "sums": [list(column) for column in self._sums]}
         }
@@ -79,7 +74,7 @@ class Held:
         """What was saved, if there was something."""
         held, state = cls(), saved.get("held")
         if state is not None:
-            held.batches, held._examples, held._first_draw = (
+            held.batches, held._examples, held.first_draw = (
                 state[k] for k in ("batches", "examples", "first_draw")
             )
             held._scales, held._sums = (
@@ -101,7 +96,6 @@ class Accumulating(Grouped):
     counters: dict[str, int]
     _held: Held
     _gathered: StepStatistics
-    _left: checks.Left
 
     def accumulate(self, micro_batches: int) -> None:
         """From now on every update is made from so many calls of `step`, each with its own micro-batch.
@@ -129,9 +123,7 @@ class Accumulating(Grouped):
     @final
     def _is_update(self, parameters: Sequence[Tensor]) -> bool:
         """Whether what was gathered now is the last micro-batch of an update, and then that of all of them."""
-        wanted, gathered = self.settings.get("accumulate", 1), self._gathered
-        if wanted == 1:
-            return True
+        wanted, gathered = self.settings["accumulate"], self._gathered
         if not getattr(gathered, "counted", True) and self.settings["reduction"] == "mean":
             raise UnsupportedOperation(
                 "the number of examples cannot be read from the operations of this model, and micro-batches are "
@@ -149,5 +141,4 @@ class Accumulating(Grouped):
             return True
         if gathered.shares_samples:
             self._held.rewind(self.counters)
-        self._left = checks.Left(self._members())
         return False

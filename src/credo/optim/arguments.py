@@ -98,3 +98,15 @@ def groups_of_ranks(mc_groups: object) -> int | None:
     if size % groups:
         raise InvalidValue(f"mc_groups must divide the {size} ranks, got {mc_groups!r}.")
     return groups
+
+
+def start(curvature: float | None, precision: float | None) -> None:
+    """Where a curvature starts: at a number of its own, or where 1/σ² is one."""
+    if curvature is not None:
+        number("initial_curvature", curvature, 0, math.inf, open_low=True)
+    if precision is not None:
+        number("initial_precision", precision, 0, math.inf, open_low=True)
+    if curvature is not None and precision is not None:
+        raise InvalidValue(
+            f"initial_curvature={curvature} and initial_precision={precision} exclude each other. Choose one."
+        )

@@ -1,4 +1,4 @@
-"""What all optimisers with a posterior share: blocks in which the weights are a sample, steps, and state.
+"""What all optimisers with a posterior share: blocks in which the weights are a sample, and steps.
 
 The module holds the mean, except inside a block, where it holds a sample. A block collects the gradient, and what
 else the method needs, at its sample; `step` turns what the blocks since the last step have collected into one update.
@@ -7,105 +7,78 @@ A method says four things: how a sample is drawn (`_draw`), what is observed at 
 is known of it change (`_update`), and what is believed then (`posterior`).
 """
 
-import math
+import sys
 import threading
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from copy import copy
-from functools import partial
+from functools import partial, wraps
 from operator import is_
-from typing import Any, final
+from types import TracebackType
+from typing import Any, TypeVar, cast, final
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch import Tensor
+from torch.optim import Optimizer
 
-from credo.curvature.torch_private import DisableTorchFunction
-from credo.curvature.tracking import WatchedParameters, buffers_of
-from credo.distributed import World, world
-from credo.distributed.agreement import synchronise_start
-from credo.distributed.sharding import ElementShards, Shards, gathered
+from credo.curvature.torch_private import (
+    DisableTorchFunction,
+    global_post_hooks,
+    global_pre_hooks,
+    profiler_runs,
+)
+from credo.curvature.tracking import WatchedParameters
+from credo.distributed import world
 from credo.errors import CallOrderError, EmptyBatch
-from credo.kernels.tensors import TensorList
-from credo.optim import arguments, checkpoints, checks
-from credo.optim.accumulation import Accumulating, Held
-from credo.optim.blocks import Block, finish_closure, hooked, profiler_runs
-from credo.optim.checkpoints import SCALE
-from credo.optim.diagnostics import Diagnosed
-from credo.optim.groups import carrying_buffers, joining_group, parameter_groups, parameter_names, take_prior
-from credo.optim.habits import Answering
-from credo.optim.means import MeanBackup, averaging_weight, can_average, with_running_statistics
-from credo.optim.monitor import Monitor
-from credo.optim.progress import Progress
-from credo.optim.relative import TensorNumbers, is_relative, numbers, share_noise, start_scale
+from credo.kernels.tensors import MeanBackup, TensorList
+from credo.optim import arguments, checks, monitor
+from credo.optim.accumulation import Held
+from credo.optim.closures import finish_closure
+from credo.optim.groups import RunningStatistics, parameter_names
+from credo.optim.relative import averaging_weight, can_average
+from credo.optim.socket import Socket
 from credo.optim.statistics import Observation, StepStatistics
 from credo.posterior import Posterior
 
-# The settings that methods share, and how each is checked.
-SHARED: dict[str, Callable[[Any], Any]] = {
-    "data_size": lambda given: arguments.whole("data_size", given, 1),  # N
-    "augmentation": lambda given: arguments.number("augmentation", given, 1, math.inf),  # ρ
-    "mc_samples": lambda given: arguments.whole("mc_samples", given, 1),  # K
-    "reduction": lambda given: arguments.option("reduction", given, ("mean", "sum")),
-    "seed": arguments.seed,
-    "vectorized": bool,
-    "shared_noise": bool,
-    "sharded": bool,
-    "mc_groups": arguments.groups_of_ranks,
-}
+Step = TypeVar("Step", bound=Callable[..., Any])
 
 
-class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
+def hooked(step: Step) -> Step:
+    """For the `step` of an optimiser. torch would wrap it at construction; a name that nobody reads takes a while."""
+    watched = Optimizer.profile_hook_step(step)
+
+    @wraps(step)
+    def run(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        # A subclass's own step has been wrapped by torch, and hooks must not run twice.
+        if (hooks or global_pre_hooks or global_post_hooks or profiler_runs()) and type(self).step is run:
+            return watched(self, *args, **kwargs)
+        return step(self, *args, **kwargs)
+
+    run.hooked = True  # type: ignore[attr-defined]  # which torch asks for
+    return cast(Step, run)
+
+
+class BayesianOptimizer(Socket):
     """A torch optimiser whose state is a posterior.
 
     Tunables are in `param_groups`, learned values in `state[p]`; `settings` hold for all groups and
     `counters` count. All of them survive `state_dict`, `deepcopy` and pickling.
     """
 
-    _step_supports_amp_scaling = True  # a GradScaler then tells its scale at the step
-    _inside: int | None  # the thread that is inside a block
     _block: object = None  # what only the block that was opened last knows
-    _left: checks.Left  # what the last step left in .grad
+    _left: dict[int, tuple[Any, int]]  # what the last step left in .grad: by id, the tensor and its version
     _unfinished = False  # whether a closure was begun and did not come to its end
     _warned: bool
     _checked: list[tuple[Any, ...]]  # the options of each group that were found in range
     _watched: WatchedParameters | None  # whom the last block watched
     _lists: dict[tuple[int, str], TensorList]
-    _monitor: Monitor
-    _normalising: list[_NormBase] | None  # layers whose running statistics are averaged as the mean is
     _backup: MeanBackup
-    _world: World
-    _shards: Shards
-    _kind_of_shards: type[Shards] = ElementShards
-    _kept: tuple[str, ...] = ()  # further attributes that copies have too
+    _running: RunningStatistics | None  # of the module's normalisation layers, once a block has looked
+    _statistics: type[StepStatistics]  # what a step gathers
     _trains_with_noise = True  # whether gradients are taken at samples
     _updates_from_backup = False  # whether `_update` finds means that are still away
-
-    def __init__(
-        self, params: Any, defaults: dict[str, Any], settings: dict[str, Any], prior: Posterior | None = None
-    ):
-        """`defaults` are those of a parameter group; `settings` hold for all groups."""
-        self.settings = {n: SHARED[n](given) if n in SHARED else given for n, given in settings.items()}
-        self.counters = {"step": 0, "draws": 0, "refused": 0, "refused_in_a_row": 0, "examples": 0}
-        if "relative_lr" in defaults:
-            self.counters["likelihood"] = 0  # whether the first loss was one
-        self._progress = Progress()
-        self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
-        self._start_afresh()
-        super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
-        self._left = checks.Left(self._members())  # what is older than the optimiser is not meant for it
-        synchronise_start(self, self._module_now())
-        self._monitor.begin(self)
-        share_noise(self.param_groups, self.defaults)
-        if prior is not None:
-            take_prior(self, prior)
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "posterior" in vars(cls):
-            cls.posterior = carrying_buffers(cls.posterior)  # type: ignore[method-assign]
 
     # What a method says
 
@@ -114,7 +87,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         """Turns the means in the parameters into sample number `draw`; returns how many draws that were."""
 
     @abstractmethod
-    def _observe(self, parameters: list[Tensor]) -> AbstractContextManager[Observation]:
+    def _observe(self, watched: WatchedParameters) -> AbstractContextManager[Observation]:
         """A block in which the backward passes are seen."""
 
     @abstractmethod
@@ -125,13 +98,8 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
     def posterior(self) -> Posterior:
         """What is believed now, independent of the optimiser from here on."""
 
-    @abstractmethod
-    def _nothing_gathered(self) -> StepStatistics:
-        """What is known at the beginning of a step."""
-
-    @abstractmethod
-    def _uncertain(self) -> object:
-        """What samples are drawn from; ranks that have parts of it put them together here."""
+    def _catch_up(self) -> None:
+        """For a rank that has drawn nothing in a step: its part in what the others have drawn together."""
 
     def _run_at_once(self, closure: Callable[[], Tensor]) -> Tensor:
         """For `vectorized`: the closure at all samples of a step at once; the mean of its losses."""
@@ -153,8 +121,10 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
     @contextmanager
     def _sampled(self, scale: float | None) -> Iterator[None]:
         if self._gathered.samples == 0:
-            checks.refuse_foreign_gradients(self._trainable(), self._left)
-            self._held.begin(self.counters["draws"])
+            if self._foreign():
+                checks.refuse_foreign_gradients()
+            if not self._held.batches:
+                self._held.first_draw = self.counters["draws"]
         with Block(self, scale):
             yield
 
@@ -177,22 +147,30 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
                     checks.refuse_replaced(self._module_now(), parameters, self.names)
                     break
             self._gathered.add(seen, parameters, examples, scale)
-            if scale is None:
-                self._monitor.note(seen)
+            if scale is None and seen.loss is not None:
+                self._monitor.noted.append(seen.loss)
         for p, grad in zip(parameters, before, strict=True) if before else ():
             if grad is not None:
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
         return examples
 
     @final
+    def _end_block(self) -> None:
+        """Puts the means back, unless an update follows at once."""
+        if self._running is not None and self._running.changed:
+            self._running.restore()
+        if not self._backup.late:
+            self._backup.restore()
+
+    @final
     def _slow_statistics(self) -> None:
         """Where the mean is an average of iterates, running statistics are averages over the same steps."""
-        if self._normalising is None:
-            averages = self.settings.get("averaging") and any(map(can_average, self.param_groups))
-            self._normalising = with_running_statistics(self._module_now()) if averages else []
-        if self._normalising:
-            weight = averaging_weight(self.settings["averaging"], self.counters["step"])
-            self._backup.slow_statistics(self._normalising, weight / self.settings["mc_samples"])
+        eta, own = self.settings.get("averaging", 0.0), self._running
+        if own is None:
+            averages = eta and any(map(can_average, self.param_groups))
+            own = self._running = RunningStatistics(self._module_now() if averages else None)
+        if own.layers:
+            own.slow(averaging_weight(eta, self.counters["step"]) / self.settings["mc_samples"])
 
     # Steps
 
@@ -218,44 +196,73 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         if self._inside is not None:
             self._refuse_inside("step")
         try:
-            self._backup.late = self._updates_from_backup and not self._shards.sharded
+            self._backup.late = self._updates_from_backup and not self._reducer.sharded
             loss = self._step(closure)
         finally:
-            self._backup.restore()
+            self._backup.late = False
+            if self._backup.away:
+                self._backup.restore()
+            if self._running is not None and self._running.changed:
+                self._running.restore()
             if self._inside == threading.get_ident():  # an interrupt as a block began or ended
                 self._inside = None
-        self._monitor.look(self, loss)
+        self._report(loss)
         return loss
 
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
-        loss, alone = None, self._world.alone
+        loss, reducer, samples = None, self._reducer, self.settings["mc_samples"]
         self._check_changed_settings()
         if closure is not None:
-            checks.refuse_skipped_closures()
-            with checks.Clearing(self, closure) as cleared:
-                loss = self._run_share(cleared)
-        if alone or self._gathered.samples:
-            checks.require_samples(self._gathered, self.settings["mc_samples"])
-        if not alone and self._shards.must_catch_up:
-            self._uncertain()
-        if not self._is_update(parameters := self._trainable()):
+            loss = self._run_closure(closure)
+        gathered = self._gathered
+        if (reducer.alone or gathered.samples) and gathered.samples != samples and not gathered.vectorized:
+            checks.require_samples(gathered, samples)
+        if not reducer.alone and reducer.must_catch_up:
+            self._catch_up()
+        parameters = self._trainable()
+        if self.settings.get("accumulate", 1) != 1 and not self._is_update(parameters):
+            self._note_left()
             self._gathered = self._nothing_gathered()
             return loss
-        if alone:
+        if reducer.alone:
             self._update_or_refuse(loss)
         else:
-            noted = self._gathered.mean_loss() if loss is None else loss
-            with torch.no_grad(), self._shards.local_view(self):
-                loss = self._gathered.share(self._shards, parameters, self.settings, self.counters, noted)
+            noted = gathered.mean_loss() if loss is None else loss
+            with torch.no_grad(), reducer.local_view(self):
+                loss = reducer.sum_(gathered, parameters, self.settings, self.counters, noted)
                 self._update_or_refuse(loss)
-        self._left = checks.Left(self._members())
+        self._note_left()
+        return loss
+
+    def _run_closure(self, closure: Callable[[], Tensor]) -> Tensor | None:
+        """The closure at K samples; the mean of its losses. What is in `.grad` must be the last step's, or none.
+
+        Where a step was interrupted, what is in `.grad` is what that has left.
+        """
+        if "accelerate.state" in sys.modules:
+            checks.refuse_skipped_closures()
+        if self._gathered.samples and not self._unfinished:
+            checks.refuse_blocks_and_closure(self._gathered)
+        foreign = [] if self._unfinished else [(p, p.grad) for p in self._foreign()]
+        self._unfinished = True
+        if not self._held.batches:
+            self._held.first_draw = self.counters["draws"]
+        try:
+            loss = self._run_share(checks.clearing(closure, foreign) if foreign else closure)
+        except Exception:
+            if self._gathered.samples:  # what the samples before the failure have left is no part of any step
+                self._gathered = self._nothing_gathered()
+                for p in self._trainable():
+                    p.grad = None
+            for p, grad in foreign:
+                p.grad = grad
+            self._unfinished = False
+            raise  # an interrupt may have come amid anything
+        self._unfinished = False
         return loss
 
     def _run_share(self, closure: Callable[[], Tensor]) -> Tensor | None:
-        """The closure at K samples; the mean of its losses.
-
-        Among several processes an empty share of the batch takes part in the step all the same.
-        """
+        """Among several processes an empty share of the batch takes part in the step all the same."""
         self._gathered = self._nothing_gathered()
         try:
             if self.settings.get("vectorized"):
@@ -263,25 +270,38 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
             losses = []
             for _ in range(self.settings["mc_samples"]):
                 with Block(self, None) as seen:
-                    losses.append(finish_closure(closure(), seen, self.settings["reduction"]))
+                    losses.append(self._finish(closure(), seen))
             return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
         except EmptyBatch:
-            if self._world.alone:
+            if self._reducer.alone:
                 raise
             self._gathered = self._nothing_gathered()
             return None
 
+    def _finish(self, returned: Any, seen: Observation) -> Tensor:
+        """The loss as one detached number; runs the backward pass if the closure left it to the optimiser."""
+        if seen.examples and isinstance(returned, Tensor):  # the closure has called backward
+            with DisableTorchFunction():  # a block need not see this
+                if returned.dim() == 0:
+                    return returned.detach()
+        return finish_closure(returned, seen, self.settings["reduction"])
+
     def _update_or_refuse(self, loss: Tensor | None) -> None:
         gathered, self._gathered = self._gathered, self._nothing_gathered()
+        scaled = hasattr(self, "found_inf")
+        scales = checks.loss_scales(self, gathered.scale) if scaled else (gathered.scale or 1.0,) * 2
         gathered.loss, seen = loss, self.counters["examples"]
-        gathered.gradient_scale, gathered.squares_scale = checks.loss_scales(self, gathered.scale)
+        gathered.gradient_scale, gathered.squares_scale = scales
+        mean_loss = self.settings["reduction"] == "mean" or gathered.vectorized
+        summed = gathered.samples * (1 if mean_loss else gathered.examples / gathered.samples)
+        gathered.gradient_unit = 1 / (summed * gathered.gradient_scale)
         if not self._update(gathered):
             self._monitor.refused(self, gathered, loss)
             checks.count_refused(self.counters)
             return
         if "likelihood" in self.counters:
             if self.counters["step"] == 0:
-                self.counters["likelihood"] = self._world.largest(int(gathered.likelihood))[0]
+                self.counters["likelihood"] = self._reducer.largest(int(gathered.likelihood))
             self.counters["examples"] += gathered.examples // self._repeats(gathered)  # each of a step once
         noted = gathered.mean_loss() if loss is None else loss
         passes = (self.counters["examples"] - seen) / self.data_size
@@ -289,118 +309,40 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         self.counters["step"] += 1
         self.counters["refused_in_a_row"] = 0
 
+    def _report(self, loss: Tensor | None) -> None:
+        """Losses are put by and read fifty at a time, and layers are looked at now and then."""
+        own, counters = self._monitor, self.counters
+        noted, own.noted = own.noted, []
+        if counters["refused_in_a_row"]:
+            return
+        if loss is None and noted and not hasattr(self, "found_inf"):  # else a scaler has scaled them
+            loss = noted[0] if len(noted) == 1 else torch.stack(noted).mean()
+        if loss is not None:
+            own.losses.append(float(loss) if loss.is_cpu else loss)
+        if len(own.losses) >= monitor.WINDOW or counters["step"] >= own.next_look:
+            own.look(self)
+
     @final
     def _repeats(self, gathered: StepStatistics) -> int:
         """How many samples, and ranks of its group, have seen each example of a step."""
-        groups = self.settings.get("mc_groups") or self._world.size
         at_once: int = self.settings["mc_samples"] if self.settings.get("vectorized") else 1
-        return gathered.samples * at_once * int(self._world.size // groups)
-
-    @final
-    def _growth(self) -> float:
-        """What the noise of the default rule is multiplied by; under an error of unknown scale it stays as it is."""
-        return self._progress.growth if self.counters.get("likelihood") else 1.0
+        reducer, groups = self._reducer, self.settings.get("mc_groups")
+        return gathered.samples * at_once * (1 if reducer.alone else reducer.readers(groups))
 
     @final
     def _finite(self, gathered: StepStatistics) -> bool:
         """Whether all numbers of a step are, on all ranks."""
-        return self._shards.all(gathered.finite(self._trainable(), gathered.loss))
+        return self._reducer.all(gathered.finite(self._trainable(), gathered.loss))
 
-    # The numbers of a parameter
-
-    @final
-    def _numbers_of(self, group: Mapping[str, Any], p: Tensor) -> TensorNumbers:
-        """α, γ, τ and δ of one parameter, which may not have seen data yet."""
-        scale = None
-        if is_relative(group):
-            scale = self.state[p].get(SCALE)
-            scale = start_scale(p) if scale is None else scale
-        return numbers(group, scale, self.data_size, self._growth())
-
-    @final
-    def _shrinkage(self, group: Mapping[str, Any], p: Tensor) -> float | Tensor:
-        """δ̃ = τδ/N, a number or, under a posterior as prior, one a weight; none for normalisation layers."""
-        if group["deterministic"]:
-            return 0.0
-        own = self._numbers_of(group, p)
-        precision: float | Tensor = self.state[p].get("prior_precision", own.prior_precision)
-        unit: float = own.tempering / self.data_size
-        return precision * unit
-
-    @final
-    def _metadata(self, *options: str) -> dict[str, Any]:
-        """What a posterior says of where it comes from, with some options of the first group."""
-        first, own = self.param_groups[0], self.settings
-        known = {"method": type(self).__name__, "data_size": own["data_size"]}
-        known |= {"augmentation": own["augmentation"], **{name: first[name] for name in options}}
-        return {**known, "step": self.counters["step"]}
-
-    @final
-    def _list(self, group: Mapping[str, Any], name: str, tensors: Sequence[Tensor]) -> TensorList:
-        """For the kernels, which look at tensors once, as long as nothing about them changes."""
-        known = self._lists.get((id(group), name))
-        if known is not None and known.stands_for(tensors):
-            return known
-        found = TensorList(tensors)
-        if tensors:
-            present = set(map(id, self.param_groups))
-            self._lists = {key: own for key, own in self._lists.items() if key[0] in present}
-            if not self._shards.sharded:  # sharded, whole states are there for a moment only
-                self._lists[id(group), name] = found
-        return found
-
-    # State
-
-    @gathered()
-    def state_dict(self) -> dict[str, Any]:
-        """torch's, with credo's settings and counters; plain numbers and tensors only."""
-        self._refuse_inside("save")
-        saved = super().state_dict()
-        own = checkpoints.own_state(type(self).__name__, self.settings, self.counters)
-        return {**saved, "credo": {**own, **self._held.state(), "progress": self._progress.state()}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resumes exactly; refuses the state of another model or method, and then has changed nothing."""
-        self._refuse_inside("load")
-        checkpoints.check_state(self, type(self).__name__, self.settings, state_dict)
-        super().load_state_dict(state_dict)
-        checkpoints.restore_dtypes(self, state_dict)
-        self.settings.update(state_dict["credo"]["settings"])
-        self.counters.update(state_dict["credo"]["counters"])
-        self._start_afresh()
-        self._held, self._progress = Held.of(state_dict["credo"]), Progress.of(state_dict["credo"])
-        self._shards.cut_state(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._refuse_inside("copy")
-        own = {"settings": dict(self.settings), "counters": dict(self.counters), "_shards": self._shards}
-        own |= {"_held": self._held, "_progress": copy(self._progress)}
-        return {**super().__getstate__(), **own, **{name: getattr(self, name) for name in self._kept}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if not hasattr(self, "_module"):  # a copy does not know the module, only its parameters
-            self._module, held, waiting = None, self._shards, self._held
-            self._start_afresh()
-            held.refuse_another_part(self._shards)
-            self._held = waiting
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """torch's; refuses misspelt options and values out of range."""
-        known = {**self.defaults, **param_group}
-        arguments.known_options(param_group, self.defaults)
-        self._check_group(known)
-        super().add_param_group(joining_group(self.param_groups, param_group, self._module_now()))
-
-    @abstractmethod
-    def _check_group(self, group: Mapping[str, Any]) -> None:
-        """Refuses values out of range, by name."""
+    # What is kept between steps
 
     @final
     def _check_changed_settings(self) -> None:
         """Options that a scheduler or somebody's hand has put into the groups; those of the last step are known."""
         if len(self._checked) != len(self.param_groups):
             self._checked = [()] * len(self.param_groups)
+            present = set(map(id, self.param_groups))  # what is kept of a group goes with it
+            self._lists = {key: own for key, own in self._lists.items() if key[0] in present}
         for k, group in enumerate(self.param_groups):
             values = (*group.values(),)
             known = len(values) == len(self._checked[k]) and all(map(is_, values, self._checked[k]))
@@ -410,49 +352,142 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
                 self._check_group({**group, "lr": 0.0} if rounded else group)
                 self._checked[k] = values
 
-    @property
-    def data_size(self) -> float:
-        """ρN, the effective number of examples."""
-        return float(self.settings["data_size"] * self.settings["augmentation"])
+    def _nothing_gathered(self) -> StepStatistics:
+        """What is known at the beginning of a step."""
+        return self._statistics()
 
     def _start_afresh(self) -> None:
         """Forgets the samples of the step under way."""
         self._gathered, self._held = self._nothing_gathered(), Held()
         self._inside, self._warned, self._checked = None, False, []
-        self._left = checks.Left(self._members())
+        self._note_left()
         self._lists = {}
-        self._watched, self._monitor, self._backup = None, Monitor(), MeanBackup()
-        self._normalising = None
-        self._world = world()
-        self._shards = self._kind_of_shards(self._world, bool(self.settings.get("sharded")))
+        self._watched, self._monitor, self._backup = None, monitor.Monitor(), MeanBackup()
+        self._running = None
+        self._reducer = self._kind_of_reducer(world(), bool(self.settings.get("sharded")))
 
-    def _stream(self, rank: int | None = None, draw: int | None = None) -> int:
+    @final
+    def _note_left(self) -> None:
+        """The gradients that a step leaves in `.grad`, so that they are known when they are met again."""
+        left = [grad for p in self._members() if (grad := p.grad) is not None]
+        self._left = {id(grad): (weakref.ref(grad), grad._version) for grad in left}
+
+    @final
+    def _foreign(self) -> list[Tensor]:
+        """The parameters with a gradient that no block took; the last step's own leftovers are none."""
+        unknown, left = (lambda: None, -1), self._left
+        found = []
+        for p in self._trainable():
+            if (grad := p.grad) is not None:
+                held, version = left.get(id(grad), unknown)
+                if (held() is not grad or version != grad._version) and bool(grad.any()):
+                    found.append(p)
+        return found
+
+    @property
+    def data_size(self) -> float:
+        """ρN, the effective number of examples."""
+        return float(self.settings["data_size"] * self.settings["augmentation"])
+
+    def _members(self) -> list[Tensor]:
+        """All parameters, frozen ones too; none before there are groups."""
+        return [p for group in getattr(self, "param_groups", ()) for p in group["params"]]
+
+    @final
+    def _trainable(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    @final
+    def _stream(self, draw: int | None = None) -> int:
         """The number of a draw among all ranks', by default this rank's next; they may share one row of samples."""
-        own = 0 if self.settings.get("shared_noise") else self._world.rank if rank is None else rank
-        return own << 48 | (self.counters["draws"] if draw is None else draw)
+        own = 0 if self.settings.get("shared_noise") else self._reducer.stream
+        return own | (self.counters["draws"] if draw is None else draw)
 
+    @final
     def _subjects(self, parameters: list[Tensor]) -> WatchedParameters:
-        """For a block that watches these. Buffers are asked for anew: they come and go.
+        """For a block that watches these.
 
         It must not hold the optimiser, which holds it: garbage for the collector would be the end of both.
         """
-        module, known = self._module_now(), self._watched
-        constants = [] if module is None else buffers_of(module)
+        known = self._watched
         if known is None or not identical(list(known.watched.values()), parameters):
             names = partial(parameter_names, self.param_groups)
-            self._watched = known = WatchedParameters(parameters, constants, names)
-        else:
-            known.constants = {id(constant): constant for constant in constants} if constants else {}
+            self._watched = known = WatchedParameters(parameters, (), names, self._module)
         return known
 
-    def _refuse_inside(self, what: str) -> None:
-        if self._inside is not None:
+
+@final
+class Block(AbstractContextManager[Observation]):
+    """One sample of a step: a block in which the weights are that sample, and whose backward passes are seen.
+
+    Gradients begin at none in it. If it fails they are what they were before; else the sums over samples so far.
+    """
+
+    def __init__(self, optimizer: BayesianOptimizer, scale: float | None):
+        self._open = False
+        self._optimizer, self._scale, self._token = optimizer, scale, object()
+
+    def __enter__(self) -> Observation:
+        own = self._optimizer
+        if own._inside is not None:
+            own._refuse_inside("open a sampling block")
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             raise CallOrderError(
-                f"cannot {what} inside a sampling block (on this thread or another): the weights are a sample there. "
-                "Leave the block first."
+                "gradients are switched off (no_grad or inference_mode) around a sampling block."
             )
+        self._parameters = own._trainable()
+        self._before = [p.grad for p in self._parameters] if own._gathered.samples else None
+        watched = own._subjects(self._parameters)
+        try:
+            self._open, own._block, own._inside = True, self._token, threading.get_ident()
+            for p in self._parameters:
+                p.grad = None
+            self._draws = own._draw(own._stream())
+            if own._running is None or own._running.layers:
+                own._slow_statistics()
+            self._watching = own._observe(watched)
+            self._seen = self._watching.__enter__()
+            return self._seen
+        except BaseException:
+            self._give_up()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        own, examples = self._optimizer, -1
+        try:
+            try:
+                self._watching.__exit__(kind, error, trace)
+                del self._watching
+            finally:
+                own._end_block()
+            if kind is None:
+                own.counters["draws"] += self._draws
+                examples = own._gather(self._seen, self._parameters, self._before, self._scale)
+        finally:  # also after an interrupt: nobody else would open the optimiser again
+            self._open, own._inside = False, None
+            if examples < 0:
+                self._give_up()
+        if examples > own.settings["data_size"] and not own._warned:
+            checks.warn_of_small_data(examples, own.settings["data_size"])
+            own._warned = True
+
+    def __del__(self) -> None:
+        # An interrupt came before the end could; unless a traceback has kept this one until after the next was opened.
+        if self._open and self._optimizer._block is self._token:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        own = self._optimizer
+        own._end_block()
+        self._open, own._inside = False, None
+        if not own._gathered.samples:  # it may have been on the way to become the first
+            own._gathered = own._nothing_gathered()
+        for k, p in enumerate(self._parameters):
+            p.grad = None if self._before is None else self._before[k]
 
 
-def identical(one: Sequence[object], other: Sequence[object]) -> bool:
+def identical(one: list[Any], other: list[Any]) -> bool:
     """Whether two rows hold the same objects. Equal tensors are not enough, and comparing them would take long."""
     return len(one) == len(other) and all(map(is_, one, other))

@@ -21,15 +21,17 @@ import torch
 from torch import Tensor
 
 from credo.curvature.rule import widen
-from credo.distributed.sharding import WIDTHS, ElementShards, blocks_a_step, gathered
+from credo.curvature.tracking import WatchedParameters
+from credo.distributed.sharding import WIDTHS, ElementReducer, blocks_a_step, gathered
 from credo.errors import InvalidType, InvalidValue
 from credo.kernels import noise
 from credo.optim import arguments
-from credo.optim.base import BayesianOptimizer
-from credo.optim.blocks import Block, finish_closure
+from credo.optim.base import BayesianOptimizer, Block
+from credo.optim.closures import finish_closure
 from credo.optim.diagnostics import Part
 from credo.optim.local_reparameterisation import BlockNoise, Reparameterised, Uncertain
-from credo.optim.relative import NOISE, TensorNumbers, check_relative, start_scale
+from credo.optim.relative import NOISE, TensorNumbers, check_relative
+from credo.optim.scales import start_scale
 from credo.optim.statistics import StepStatistics, VarianceStatistics
 from credo.optim.wrapped import Build, Moved, WrappedOptimizer, adam
 from credo.posterior import DiagonalPosterior, Posterior
@@ -101,8 +103,9 @@ class BayesByBackprop(BayesianOptimizer):
     """
 
     _kept = ("_inner",)
+    _statistics = VarianceStatistics
     _gathered: VarianceStatistics
-    _shards: ElementShards
+    _reducer: ElementReducer
     _noise: BlockNoise  # of the block that was opened last
     _first_draw: int | None = None  # of those whose convolutions share their noise
 
@@ -179,9 +182,9 @@ class BayesByBackprop(BayesianOptimizer):
         return 1
 
     @contextmanager
-    def _observe(self, parameters: list[Tensor]) -> Iterator[Reparameterised]:
-        noise, subjects, uncertain = self._noise, self._subjects(parameters), self._uncertain()
-        observer = Reparameterised(subjects, self.settings["reduction"], uncertain, noise)
+    def _observe(self, watched: WatchedParameters) -> Iterator[Reparameterised]:
+        noise = self._noise
+        observer = Reparameterised(watched, self.settings["reduction"], self._uncertain(), noise)
         with _uncompiled(), observer as seen:
             try:
                 yield seen
@@ -210,11 +213,11 @@ class BayesByBackprop(BayesianOptimizer):
         self._gathered.at_once()
         return torch.stack(losses).sum()
 
-    def _nothing_gathered(self) -> VarianceStatistics:
-        return VarianceStatistics()
+    def _catch_up(self) -> None:
+        self._uncertain()
 
     def _uncertain(self) -> list[Uncertain]:
-        with self._shards.drawing(self):
+        with self._reducer.drawing(self):
             return self._leaves()
 
     def _leaves(self) -> list[Uncertain]:

@@ -2,10 +2,7 @@
 
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,35 +12,7 @@ from credo.curvature.torch_private import DisableTorchFunction
 from credo.errors import CallOrderError, NonFiniteError
 from credo.optim.statistics import StepStatistics
 
-if TYPE_CHECKING:
-    from credo.optim.base import BayesianOptimizer
-
 MAX_REFUSED = 10  # non-finite steps in a row before it is an error
-
-
-class Left:
-    """The gradients that a step leaves in `.grad`, so that they are known when they are met again."""
-
-    def __init__(self, parameters: Sequence[Tensor] = ()):
-        self._held: list[tuple[int, tuple[Any, int]]] = []
-        for p in parameters:
-            if (grad := p.grad) is not None:
-                self._held.append((id(grad), (weakref.ref(grad), grad._version)))
-
-    def knows(self, gradient: Tensor) -> bool:
-        """Whether it is one of them, as it was."""
-        held, version = self._by_id.get(id(gradient), (lambda: None, -1))
-        return held() is gradient and gradient._version == version
-
-    @cached_property
-    def _by_id(self) -> dict[int, tuple[Any, int]]:
-        """Only asked for where gradients were not cleared."""
-        return dict(self._held)
-
-
-def foreign_gradients(parameters: Sequence[Tensor], left: Left) -> list[Tensor]:
-    """The parameters with a gradient that no block took; the last step's own leftovers are none."""
-    return [p for p in parameters if p.grad is not None and not left.knows(p.grad) and bool(p.grad.any())]
 
 
 _REMEDY = (
@@ -56,14 +25,19 @@ _REMEDY = (
 )
 
 
-def refuse_foreign_gradients(parameters: list[Tensor], left: Left) -> None:
+def refuse_foreign_gradients() -> None:
     """A gradient that no block took belongs to no sample."""
-    if foreign_gradients(parameters, left):
-        raise CallOrderError(
-            "a parameter holds a gradient that was taken outside a sampled() block, where the weights were not a "
-            "sample "
-            f"and no squares were taken. {_REMEDY}"
-        )
+    raise CallOrderError(
+        "a parameter holds a gradient that was taken outside a sampled() block, where the weights were not a sample "
+        f"and no squares were taken. {_REMEDY}"
+    )
+
+
+def refuse_blocks_and_closure(gathered: StepStatistics) -> None:
+    raise CallOrderError(
+        f"{gathered.samples} sample(s) were taken in sampled() blocks, and step was given a closure, which takes its "
+        "own. Call step() without a closure, or leave the blocks out."
+    )
 
 
 def refuse_skipped_closures() -> None:
@@ -78,56 +52,23 @@ def refuse_skipped_closures() -> None:
         )
 
 
-class Clearing:
-    """Gives a closure whose gradients, if there were some before from elsewhere, must have been cleared by it.
+def clearing(
+    closure: Callable[[], Tensor], foreign: Sequence[tuple[Tensor, Tensor | None]]
+) -> Callable[[], Tensor]:
+    """A closure that must clear gradients from elsewhere, which these parameters have.
 
-    In their place stands a number so large that gradients do not change it; where it still is when the closure returns,
-    the closure has meant to add to what was there.
+    In their place stands a number so large that gradients do not change it; where it still is when the closure returns
+    for the first time, the closure has meant to add to what was there.
     """
+    waiting = [p for p, _ in foreign]
 
-    def __init__(self, optimizer: "BayesianOptimizer", closure: Callable[[], Tensor]):
-        self._optimizer, self._closure, self._waiting = optimizer, closure, True
-        self._before: list[tuple[Tensor, Tensor | None]] = []
-        if optimizer._unfinished:  # what is in .grad is what an interrupted step has left
-            return
-        if optimizer._gathered.samples:
-            raise CallOrderError(
-                f"{optimizer._gathered.samples} sample(s) were taken in sampled() blocks, and step was given a "
-                "closure, which "
-                "takes its own. Call step() without a closure, or leave the blocks out."
-            )
-        self._before = [(p, p.grad) for p in foreign_gradients(optimizer._trainable(), optimizer._left)]
-
-    def __enter__(self) -> Callable[[], Tensor]:
-        self._optimizer._unfinished = True
-        self._optimizer._held.begin(self._optimizer.counters["draws"])
-        return self._first if self._before else self._closure
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, Exception):
-            self._give_up()
-        if kind is None or issubclass(kind, Exception):  # an interrupt may have come amid anything
-            self._optimizer._unfinished = False
-
-    def _give_up(self) -> None:
-        """What the samples before the failure have left is no part of any step."""
-        own = self._optimizer
-        if own._gathered.samples:
-            own._gathered = own._nothing_gathered()
-            for p in own._trainable():
-                p.grad = None
-        for p, grad in self._before:
-            p.grad = grad
-
-    def _first(self) -> Tensor:
-        if not self._waiting:
-            return self._closure()
-        self._waiting = False
-        marks = [(p, _large(p)) for p, _ in self._before]
+    def checked() -> Tensor:
+        marks = [(p, _large(p)) for p in waiting]
+        waiting.clear()
         with DisableTorchFunction():  # a block need not see this
             for p, large in marks:
                 p.grad = torch.full_like(p, large)
-        loss = self._closure()
+        loss = closure()
         with DisableTorchFunction():
             kept = [
                 p.grad is not None and p.numel() > 0 and bool((p.grad > large / 2).all())
@@ -135,11 +76,12 @@ class Clearing:
             ]
         if any(kept):
             raise CallOrderError(
-                "parameters hold gradients that were taken outside a block, and the closure adds to them: they "
-                "are not at "
-                f"its sample, and their squares are not known. {_REMEDY}"
+                "parameters hold gradients that were taken outside a block, and the closure adds to them: they are not "
+                f"at its sample, and their squares are not known. {_REMEDY}"
             )
         return loss
+
+    return checked
 
 
 def _large(parameter: Tensor) -> float:

@@ -128,7 +128,7 @@ def _mean_numbers(parts: Sequence[Part]) -> TensorNumbers:
 
 
 class LayerDiagnostics(dict[str, GroupDiagnostics]):
-    """Layer → what is known of it; `print` shows a table."""
+    """LayerParameters → what is known of it; `print` shows a table."""
 
     def __str__(self) -> str:
         titles = [field.name.replace("_", " ") for field in fields(GroupDiagnostics)]
@@ -141,7 +141,7 @@ class LayerDiagnostics(dict[str, GroupDiagnostics]):
         )
 
 
-class Layer(NamedTuple):
+class LayerParameters(NamedTuple):
     """Trainable parameters of one module in one group."""
 
     name: str
@@ -149,7 +149,7 @@ class Layer(NamedTuple):
     members: list[Tensor]
 
 
-def layers_of(groups: Iterable[dict[str, Any]], names: Mapping[int, str]) -> list[Layer]:
+def layers_of(groups: Iterable[dict[str, Any]], names: Mapping[int, str]) -> list[LayerParameters]:
     """A layer is what a module holds by itself, named like it: `features.0` has `features.0.weight` and `.bias`.
 
     Parameters of one module that lie in different groups, and those without a module, are layers of their own.
@@ -158,11 +158,11 @@ def layers_of(groups: Iterable[dict[str, Any]], names: Mapping[int, str]) -> lis
     own = [(names[id(p)], g, p) for g in groups for p in g["params"] if p.requires_grad]
     for name, group, _ in own:
         homes.setdefault(name.rpartition(".")[0], set()).add(id(group))
-    found: dict[str, Layer] = {}
+    found: dict[str, LayerParameters] = {}
     for name, group, p in own:
         module = name.rpartition(".")[0]
         key = module if module and len(homes[module]) == 1 else name
-        found.setdefault(key, Layer(key, group, [])).members.append(p)
+        found.setdefault(key, LayerParameters(key, group, [])).members.append(p)
     return list(found.values())
 
 
@@ -208,6 +208,6 @@ class Diagnosed(torch.optim.Optimizer, ABC):
         )
 
 
-def parts_of(optimizer: Diagnosed, layer: Layer) -> Sequence[Part]:
+def parts_of(optimizer: Diagnosed, layer: LayerParameters) -> Sequence[Part]:
     """What there is to know of a layer; nothing where the method knows nothing of it, such as deterministic weights."""
     return optimizer._parts({**layer.group, "params": layer.members})

@@ -13,35 +13,41 @@ gradients are needed: a step is one ordinary backward pass a sample.
 ĥ is noisy, so h moves slowly, and where it starts decides. Without `initial_curvature` h is, for the first 300 updates
 of a parameter, the mean of M·ĝ² so far (M the examples of a batch; the mean square of a gradient that is all noise),
 half of it each weight's own and half the tensor's mean; only then does ĥ take over. α, τ and δ follow the tensor, and
-μ is an average of iterates, as in VOGN (see `relative`, `iterates`).
+μ is an average of iterates, as in VOGN (see `relative`, `scales`).
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from credo.curvature.rule import widen
+from credo.curvature.rule import WIDE, widen
+from credo.curvature.tracking import WatchedParameters
 from credo.distributed.sharding import WIDTHS, gathered
 from credo.errors import InvalidType
 from credo.kernels import noise, update
 from credo.kernels.tensors import Backup, TensorList
 from credo.optim import arguments
 from credo.optim.checkpoints import SCALE
-from credo.optim.diagnostics import ParameterSummary
-from credo.optim.diagonal import DiagonalOptimizer
-from credo.optim.means import averaged, averaging_weight, can_average, place_iterates
 from credo.optim.observe import GradientObserver
 from credo.optim.relative import (
     TINY,
+    TensorNumbers,
     averaging_of,
+    averaging_weight,
+    can_average,
     check_relative,
+    ivon_options,
+)
+from credo.optim.scales import (
+    DiagonalOptimizer,
+    averaged,
     follow_gradient_,
     is_relative,
-    ivon_options,
+    place_iterates,
     start_scale,
 )
 from credo.optim.statistics import ProductStatistics, StepStatistics
@@ -79,14 +85,6 @@ def ivon_update(
     return mean - lr * step.clamp(-radius, radius), momentum, curvature
 
 
-class _Drawn(NamedTuple):
-    """What a block changes: parameters with noise, and those that are moved from their means to their iterates."""
-
-    noisy: list[ParameterSummary]
-    moved: list[Tensor]
-    offsets: list[Tensor]
-
-
 @final
 class IVON(DiagonalOptimizer):
     """A posterior at the price of Adam.
@@ -113,6 +111,7 @@ class IVON(DiagonalOptimizer):
     shared_noise, sharded, mc_groups: as for `VOGN`, among several processes.
     """
 
+    _statistics = ProductStatistics
     _gathered: ProductStatistics
     _samples: tuple[TensorList, Backup]  # the parameters that are a sample in this block, and where μ or z is
 
@@ -173,32 +172,34 @@ class IVON(DiagonalOptimizer):
     # Blocks
 
     def _draw(self, draw: int) -> int:
-        """One call for the δ̃ that are numbers, and one for those that are tensors."""
-        noisy, moved, offsets = self._uncertain()
+        """Around the iterates; one call for the δ̃ that are numbers, and one for those that are tensors."""
+        groups = self._drawn()
+        pairs = [pair for rows in groups for pair in zip(rows.parameters, rows.states, strict=True)]
+        moved = [(p, own["offset"]) for p, own in pairs if "offset" in own]
         first = self.param_groups[0]
-        place_iterates(self._backup, self._list(first, "moved", moved), offsets)
-        weights = self._list(first, "sample", [b.parameter for b in noisy])
+        place_iterates(self._backup, self._list(first, "moved", [p for p, _ in moved]), [z for _, z in moved])
+        noisy = [rows for rows in groups if rows.places]
+        weights = self._list(first, "sample", [p for rows in noisy for p in rows.parameters])
         backup = self._backup.keep(weights)
         means, self._samples = backup.places, (weights, backup)  # z where there is an average
-        kinds = [isinstance(b.shrinkage, Tensor) for b in noisy]
+        kinds = [isinstance(rows.shift[0], Tensor) for rows in noisy]
         for kind in dict.fromkeys(kinds):
-            places = [k for k, other in enumerate(kinds) if other == kind]
+            own = [rows for rows, other in zip(noisy, kinds, strict=True) if other == kind]
+            places = [k for rows in own for k in rows.places]
             noise.sample_all_(
-                [noisy[k].parameter.detach() for k in places],
-                [noisy[k].curvature for k in places],  # type: ignore[misc]
-                [noisy[k].scale for k in places],
-                [noisy[k].shrinkage for k in places],  # type: ignore[arg-type]
-                self.settings["seed"],
-                draw,
-                places,
+                [weights[k].detach() for k in places],
+                [p for rows in own for p in rows.lists["curvature"] or ()],
+                [scale for rows in own for scale in rows.scale],
+                [shift for rows in own for shift in rows.shift],  # type: ignore[arg-type]
+                *(self.settings["seed"], draw, places),
                 [means[k] for k in places],
             )
         return 1
 
     @contextmanager
-    def _observe(self, parameters: list[Tensor]) -> Iterator[GradientObserver]:
+    def _observe(self, watched: WatchedParameters) -> Iterator[GradientObserver]:
         """On the way back to the mean the products ĝ·(w − μ) are taken."""
-        with GradientObserver(self._subjects(parameters), self.settings["reduction"]) as seen:
+        with GradientObserver(watched, self.settings["reduction"]) as seen:
             yield seen
         weights, backup = self._samples
         table, memory = (
@@ -227,15 +228,6 @@ class IVON(DiagonalOptimizer):
             return list(known)
         return [torch.empty_like(wide) for wide, _ in kinds]
 
-    def _nothing_gathered(self) -> ProductStatistics:
-        return ProductStatistics()
-
-    def _uncertain(self) -> _Drawn:
-        with self._shards.drawing(self):
-            noisy = [b for b in self.beliefs() if not b.deterministic]
-            moved = [p for p in self._trainable() if "offset" in self.state[p]]
-            return _Drawn(noisy, moved, [self.state[p]["offset"] for p in moved])
-
     # Steps
 
     @torch.no_grad()
@@ -243,7 +235,7 @@ class IVON(DiagonalOptimizer):
         assert isinstance(gathered, ProductStatistics)
         if not self._finite(gathered):
             return False
-        unit = gathered.gradient_unit(self.settings["reduction"])
+        unit = gathered.gradient_unit
         product_unit = unit * gathered.gradient_scale / gathered.squares_scale
         for group in self.param_groups:
             alike: dict[int, list[Tensor]] = {}
@@ -269,17 +261,17 @@ class IVON(DiagonalOptimizer):
         gradients = [p.grad for p in parameters if p.grad is not None]
         examples = gathered.examples / self._repeats(gathered)
         starting = self._follow(group, step, states, parameters, gradients, gradient_unit, examples)
-        own = [self._numbers_of(group, p) for p in parameters]
-        priors = [self._shrinkage(group, p) for p in parameters]
+        own = self._numbers(group, states)
+        priors = self._shrinkages(group, states, own)
         numbers = update.IVONNumbers(
-            lr=[one.lr for one in own],
+            lr=own.lr,
             beta1=group["betas"][0],
             beta2=1.0 if group["deterministic"] or starting else group["betas"][1],
             correction=1 / (1 - group["betas"][0] ** step),
             radius=math.inf if group["clip_radius"] is None else group["clip_radius"],
             gradient_unit=gradient_unit,
             product_unit=[
-                product_unit * self.data_size / one.tempering for one in own
+                product_unit * self.data_size / tau for tau in own.tempering
             ],  # 1/σ² = (N/τ)(h + δ̃)
         )
         means = [p.detach() for p in parameters]
@@ -292,7 +284,7 @@ class IVON(DiagonalOptimizer):
             [state["curvature"] for state in states],
             gradients,
             [gathered.table.get(id(p), gradient) for p, gradient in zip(parameters, gradients, strict=True)],
-            priors,  # type: ignore[arg-type]
+            priors,
             [state["prior_mean"] for state in states] if "prior_mean" in states[0] else None,
             numbers,
         )
@@ -334,8 +326,7 @@ class IVON(DiagonalOptimizer):
         norms = torch.stack([norm.double().cpu() for norm in torch._foreach_norm(gradients)])
         sizes = torch.tensor([p.numel() for p in parameters], dtype=torch.float64)
         sums = torch.stack([norms.square(), sizes])
-        if self._shards.sharded:
-            self._world.add_(sums)
+        self._reducer.add_parts_(sums)
         return [max(mean, TINY) for mean in (sums[0] * unit**2 / sums[1].clamp(min=1)).tolist()]
 
     def _count(self, group: dict[str, Any], p: Tensor) -> int:
@@ -345,6 +336,21 @@ class IVON(DiagonalOptimizer):
         return int(state["step"])
 
     # State
+
+    def _has_moved(self, p: Tensor, curvature: Tensor) -> bool:
+        wide = p.dtype if p.dtype in WIDE else torch.float32
+        return curvature.device != p.device or curvature.dtype is not wide
+
+    def _shrinkages(
+        self, group: Mapping[str, Any], states: Iterable[Mapping[str, Any]], own: TensorNumbers
+    ) -> list[float] | list[Tensor]:
+        """δ·(τ/N), rounded in this order."""
+        found = super()._shrinkages(group, states, own)
+        if group["deterministic"] or isinstance(found[0], Tensor):
+            return found
+        size = self.data_size
+        pairs = zip(own.tempering, own.prior_precision, strict=True)
+        return [precision * (tempering / size) for tempering, precision in pairs]
 
     def _moved_state(self, group: Mapping[str, Any], p: Tensor) -> dict[str, Tensor]:
         """m, h and t of a parameter, on its device and as wide as it is; there from the first call on."""

@@ -29,16 +29,14 @@ from torch import Tensor
 
 from credo.curvature.factors import SHARINGS
 from credo.curvature.kronecker import LayerSums, layer_name
-from credo.distributed.invert import invert_own, invert_together
+from credo.distributed.invert import SIDES
 from credo.distributed.sharding import gathered
 from credo.errors import InvalidValue, UnsupportedOperation
 from credo.kernels import noise
 from credo.optim import arguments
 from credo.optim.checkpoints import SCALE
-from credo.optim.diagnostics import ParameterSummary
 from credo.optim.kronecker import (
     FORMS,
-    SIDES,
     Inverses,
     KroneckerLayer,
     KroneckerState,
@@ -47,17 +45,8 @@ from credo.optim.kronecker import (
     learn_squares,
     momentum_of,
 )
-from credo.optim.relative import (
-    KRONECKER_DAMPING,
-    Given,
-    check_relative,
-    follow_growth_,
-    is_relative,
-    measure_curvature,
-    own_options,
-    start_scale,
-    take_absolute,
-)
+from credo.optim.relative import KRONECKER_DAMPING, Given
+from credo.optim.scales import DampedOptimizer, follow_growth_, is_relative, measure_curvature, start_scale
 from credo.optim.statistics import LayerStatistics, StepStatistics
 from credo.posterior import KroneckerPosterior, Layer, Posterior, Root
 
@@ -83,7 +72,7 @@ def kfac_update(
     return [torch.sub(mean, step, alpha=alpha) for mean, step, alpha in steps], new
 
 
-class _Kronecker(KroneckerState):
+class _Kronecker(DampedOptimizer, KroneckerState):
     """The update; whether gradients and factors are taken at samples or at the mean is left to the method."""
 
     _kept = ("_inverses",)
@@ -91,51 +80,22 @@ class _Kronecker(KroneckerState):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor | None,
-        damping: float | None,
-        tempering: float | None,
-        prior_precision: float | None,
+        given: Given,
         prior: Posterior | None,
         group: dict[str, Any],
         settings: dict[str, Any],
     ):
         """`group` are further options of a parameter group, `settings` hold for all."""
-        given = Given(lr, damping, tempering, prior_precision, False, KRONECKER_DAMPING)
         for name in ("factor_interval", "inverse_interval"):  # T_f, T_i
             settings[name] = arguments.whole(name, settings[name], 1)
         allowed = {"damping_form": FORMS, "fisher": ("empirical", "true"), "sharing": SHARINGS}
         for name, options in allowed.items():
             settings[name] = arguments.option(name, settings[name], options)
-        settings["owners"] = {}  # weight → rank, by name: who has a layer, if they are spread over the ranks
-        settings[
-            "layers"
-        ] = {}  # weight → bias or None, by name: the layers that the backward passes have shown
-        settings["idle"] = []  # names that the loss did not reach when the factors were last refreshed
+        # By name: weight → the rank that has the layer, if they are spread; weight → bias or None, the layers that
+        # backward passes have shown; and what the loss did not reach when the factors were last refreshed.
+        settings |= {"owners": {}, "layers": {}, "idle": []}
         self._inverses = Inverses()
         super().__init__(params, {**given.options(), **group}, settings, prior)
-
-    @final
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """torch's; an lr, damping or tempering that a group brings is absolute, not relative to its tensors."""
-        super().add_param_group(own_options(param_group))
-
-    @final
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        take_absolute(self.param_groups)
-
-    @final
-    def _check_group(self, group: Mapping[str, Any]) -> None:
-        arguments.learning_rate(group["lr"])
-        arguments.number("momentum", group["momentum"], 0, 1, open_high=True)
-        arguments.number("ema_rate", group["ema_rate"], 0, 1, open_low=True)
-        arguments.number("damping", group["damping"], 0, math.inf)
-        check_relative(group)
-        if (group["deterministic"] or group["prior_precision"] == 0) and group["damping"] == 0:
-            raise InvalidValue(
-                "zero precision: damping=0 with prior_precision=0 (normalisation layers have no prior) leaves nothing "
-                "where the curvature is zero: an improper posterior. Give damping > 0."
-            )
 
     # The update
 
@@ -145,14 +105,15 @@ class _Kronecker(KroneckerState):
         assert isinstance(gathered, LayerStatistics)
         if not self._finite(gathered):
             return False
-        unit = gathered.gradient_unit(self.settings["reduction"])
+        unit = gathered.gradient_unit
         if gathered.fresh:
             own_labels = self.settings["fisher"] == "true"  # their loss is not the one that was scaled
             self._learn(gathered, (1.0 if own_labels else 1 / gathered.squares_scale**2) / gathered.samples)
             self._measure()
         self._follow(unit)
-        self._invert(gathered.fresh)
-        self._move(unit)
+        layers = self.own_layers()
+        self._invert(layers, gathered.fresh)
+        self._move(layers, unit)
         return True
 
     def _learn(self, gathered: LayerStatistics, unit: float) -> None:
@@ -167,14 +128,14 @@ class _Kronecker(KroneckerState):
             for member in (sums.weight, sums.bias):
                 if member is not None:
                     self.state[member].pop("curvature", None)
-            if self._shards.mine(self, name):
+            if self._reducer.mine(self, name):
                 rate, state = entries[name][2]["ema_rate"], self._moved_state(sums.weight)
                 learn_factors(state, sums, rate, 1 / gathered.samples, unit)
         for name, square in squares.items():
             _, p, group = entries[name]
             learn_squares(self._moved_state(p), square, group["ema_rate"], unit)
         self.settings["idle"] = self._unknown()
-        self._shards.cut_state(self)
+        self._reducer.cut_state(self)
 
     def _measure(self) -> None:
         """The mean curvature of each layer and of each other tensor."""
@@ -194,10 +155,9 @@ class _Kronecker(KroneckerState):
         biases = {id(layer.bias) for layer in layers}
         found = [(p, p.grad) for p in self._trainable() if id(p) not in biases and p.numel()]
         reached = [(p, gradient) for p, gradient in found if gradient is not None]
-        for p, norm in zip(
-            reached, torch._foreach_norm([g for _, g in reached]) if reached else (), strict=True
-        ):
-            follow_growth_(self._scale_of(p[0]), (float(norm) * unit) ** 2 / p[0].numel())
+        norms = torch._foreach_norm([g for _, g in reached]) if reached else ()
+        for (p, _), norm in zip(reached, norms, strict=True):
+            follow_growth_(self._scale_of(p), (float(norm) * unit) ** 2 / p.numel())
         for layer in layers:
             assert layer.bias is not None
             self.state[layer.bias][SCALE] = self._scale_of(layer.weight).clone()
@@ -209,13 +169,11 @@ class _Kronecker(KroneckerState):
             state[SCALE] = start_scale(p)
         return state[SCALE]
 
-    def _invert(self, fresh: bool) -> None:
+    def _invert(self, layers: Sequence[KroneckerLayer], fresh: bool) -> None:
         due = is_due(self.counters["step"], self.settings["inverse_interval"])
-        wanted = [layer for layer in self.own_layers() if due or "input_root" not in layer.state]
-        if self._shards.sharded and (due or fresh):
-            invert_own(self._world, wanted, self.settings["damping_form"])
-        elif wanted:
-            invert_together(self._world, wanted, self.settings["damping_form"])
+        wanted = [layer for layer in layers if due or "input_root" not in layer.state]
+        if wanted or (self._reducer.sharded and (due or fresh)):
+            self._reducer.invert(wanted, self.settings["damping_form"])
 
     def _refuse_changes(
         self, layers: Mapping[str, LayerSums], squares: Mapping[str, Tensor], entries: Mapping[str, Any]
@@ -235,7 +193,7 @@ class _Kronecker(KroneckerState):
                     "Put both into the same group."
                 )
 
-    def _move(self, unit: float) -> None:
+    def _move(self, layers: Sequence[KroneckerLayer], unit: float) -> None:
         """m and μ of every parameter that has a gradient and a curvature."""
         groups = self._groups()
         for belief in self.beliefs():
@@ -248,7 +206,7 @@ class _Kronecker(KroneckerState):
             precision = belief.curvature + (belief.shrinkage + belief.damping)
             lr = self._numbers_of(groups[id(p)], p).lr
             self._move_together([p], groups, unit, partial(_scaled, precision, lr), [1.0])
-        for layer in self.own_layers():
+        for layer in layers:
             self._move_layer(layer, groups, unit)
 
     def _move_layer(self, layer: KroneckerLayer, groups: dict[int, dict[str, Any]], unit: float) -> None:
@@ -388,30 +346,22 @@ class KFAC(_Kronecker):
         sharded: bool = False,
         mc_groups: int | None = None,
     ):
-        settings = {
-            "data_size": data_size,
-            "augmentation": augmentation,
-            "mc_samples": 1,
-            "factor_interval": factor_interval,
-            "inverse_interval": inverse_interval,
-            "damping_form": damping_form,
-            "fisher": fisher,
-            "sharing": sharing,
-            "reduction": reduction,
-            "seed": seed,
-            "shared_noise": False,
-            "sharded": sharded,
-            "mc_groups": mc_groups,
-        }
+        size = {"data_size": data_size, "augmentation": augmentation, "mc_samples": 1}
+        intervals = {"factor_interval": factor_interval, "inverse_interval": inverse_interval}
+        factors = {"damping_form": damping_form, "fisher": fisher, "sharing": sharing}
+        rest = {"reduction": reduction, "seed": seed}
+        ranks = {"shared_noise": False, "sharded": sharded, "mc_groups": mc_groups}
+        settings = {**size, **intervals, **factors, **rest, **ranks}
         group = {"momentum": momentum, "ema_rate": ema_rate}
-        super().__init__(params, lr, damping, tempering, prior_precision, prior, group, settings)
+        given = Given(lr, damping, tempering, prior_precision, False, KRONECKER_DAMPING)
+        super().__init__(params, given, prior, group, settings)
 
     def _draw(self, draw: int) -> int:
         """The mean is the sample."""
         self._begin_block()
         return 1
 
-    def _uncertain(self) -> None:
+    def _catch_up(self) -> None:
         """Nothing is drawn; but what has been frozen is noticed by a rank without examples too."""
         self._follow_freezing()
 
@@ -448,10 +398,6 @@ class NoisyKFAC(_Kronecker):
         ordinary backward passes.
     fisher: "empirical" takes the data's labels. "true" draws labels from the model, which `observe(outputs)` shows.
     sharing: how positions of one example (tokens, places) count, "expand" or "reduce".
-    augmentation: how many times larger the data are for being augmented.
-    reduction: whether the loss is the "mean" or the "sum" over the examples of the batch.
-    seed: of the samples; the global generator is not used.
-    mc_groups: among several processes, as for `VOGN`.
     shared_noise: among several processes, the same samples on all ranks instead of each rank's own.
     sharded: among several processes, each layer's factors, inverses and momentum are kept by one rank only; samples and
         `posterior`, `factors` and `state_dict` are then taken by all ranks together (docs/distributed.md).
@@ -489,35 +435,28 @@ class NoisyKFAC(_Kronecker):
         sharded: bool = False,
         mc_groups: int | None = None,
     ):
-        settings = {
-            "data_size": data_size,
-            "augmentation": augmentation,
-            "mc_samples": mc_samples,
-            "factor_interval": factor_interval,
-            "inverse_interval": inverse_interval,
-            "damping_form": damping_form,
-            "fisher": fisher,
-            "sharing": sharing,
-            "reduction": reduction,
-            "seed": seed,
-            "shared_noise": shared_noise,
-            "sharded": sharded,
-            "mc_groups": mc_groups,
-        }
+        size = {"data_size": data_size, "augmentation": augmentation, "mc_samples": mc_samples}
+        intervals = {"factor_interval": factor_interval, "inverse_interval": inverse_interval}
+        factors = {"damping_form": damping_form, "fisher": fisher, "sharing": sharing}
+        rest = {"reduction": reduction, "seed": seed}
+        ranks = {"shared_noise": shared_noise, "sharded": sharded, "mc_groups": mc_groups}
+        settings = {**size, **intervals, **factors, **rest, **ranks}
         group = {"momentum": momentum, "ema_rate": ema_rate}
-        super().__init__(params, lr, damping, tempering, prior_precision, prior, group, settings)
+        given = Given(lr, damping, tempering, prior_precision, False, KRONECKER_DAMPING)
+        super().__init__(params, given, prior, group, settings)
 
     @torch.no_grad()
     def _draw(self, draw: int) -> int:
         self._begin_block()
-        if self._shards.sharded:
+        if self._reducer.sharded:
             self._draw_for_all(self.counters["draws"])
         else:
             self._draw_own_layers(draw)
-        entries = self._entries()
-        for belief in self.beliefs():
-            if belief.curvature is not None and not belief.deterministic:
-                self._draw_rest(belief, entries[belief.name][0], draw)
+        entries, seed = self._entries(), self.settings["seed"]
+        for own in self.beliefs():
+            if own.curvature is not None and not own.deterministic:
+                shift, place = own.shrinkage + own.damping, entries[own.name][0]
+                noise.sample_(own.parameter.detach(), own.curvature, own.scale, shift, seed, draw, place)
         return 1
 
     def _draw_own_layers(self, draw: int) -> None:
@@ -528,27 +467,27 @@ class NoisyKFAC(_Kronecker):
     @torch.no_grad()
     def _draw_for_all(self, number: int) -> None:
         """Each rank draws its own layers for all ranks, and they swap: the same samples as without sharding."""
-        members = self._shards.members(self)
-        own = members[self._world.rank]
+        members = self._reducer.members(self)
+        own = self._reducer.own_of(members)
         means, given = [p.detach().clone() for p in own], []
-        for rank in range(self._world.size):
+        for stream in self._reducer.streams(self.settings, number):
             for p, mean in zip(own, means, strict=True):
                 p.copy_(mean)
-            self._draw_own_layers(self._stream(rank, number))
+            self._draw_own_layers(stream)
             given.append([p.detach().clone() for p in own])
-        self._world.swap_(given, members)
+        self._reducer.swap_(given, members)
 
-    def _uncertain(self) -> None:
+    def _catch_up(self) -> None:
         """A rank without examples of its own draws its layers for the others all the same."""
         self._follow_freezing()
-        while self._shards.sharded and self._shards.draws < self.settings["mc_samples"]:
-            number = self.counters["draws"] + self._shards.draws
+        while self._reducer.sharded and self._reducer.draws < self.settings["mc_samples"]:
+            number = self.counters["draws"] + self._reducer.draws
             try:
                 self._backup.keep(self._list(self.param_groups[0], "mean", self._trainable()))
                 self._draw_for_all(number)
             finally:
-                self._backup.end_block()
-            self._shards.draws += 1
+                self._end_block()
+            self._reducer.draws += 1
 
     def _draw_layer(self, layer: KroneckerLayer, draw: int) -> None:
         root = layer.root(self.settings["damping_form"])
@@ -557,9 +496,3 @@ class NoisyKFAC(_Kronecker):
         width = math.sqrt(layer.tempering / self.data_size)
         for p, part in zip(layer.members, layer.unpacked(root.noise(standard)), strict=True):
             p.add_(part.to(p.dtype), alpha=width)
-
-    def _draw_rest(self, belief: ParameterSummary, place: int, draw: int) -> None:
-        assert belief.curvature is not None
-        shift = belief.shrinkage + belief.damping
-        seed = self.settings["seed"]
-        noise.sample_(belief.parameter.detach(), belief.curvature, belief.scale, shift, seed, draw, place)

@@ -22,19 +22,20 @@ from torch import Tensor
 
 from credo.curvature.kronecker import FactorStatistics, LayerSums, watching_factors
 from credo.curvature.rule import widen
+from credo.curvature.tracking import WatchedParameters
 from credo.distributed.agreement import Expected, layers_of_all
-from credo.distributed.sharding import LayerShards
+from credo.distributed.invert import SIDES
+from credo.distributed.sharding import LayerReducer
 from credo.errors import CallOrderError, InvalidType, InvalidValue
-from credo.optim.base import BayesianOptimizer
 from credo.optim.checkpoints import FACTORS, SCALE
 from credo.optim.diagnostics import ParameterSummary, Part, part_of
 from credo.optim.observe import GradientObserver
 from credo.optim.relative import TensorNumbers
+from credo.optim.scales import RelativeOptimizer
 from credo.optim.statistics import LayerStatistics, Observation
 from credo.posterior.matrix_normal import Root, as_matrix, from_matrix
 
 State = dict[str, Tensor]
-SIDES = ("output", "input")  # of a layer: each has a factor
 
 
 @dataclass(frozen=True)
@@ -164,15 +165,16 @@ def momentum_of(p: Tensor, state: State) -> Tensor:
     return state["momentum"]
 
 
-class KroneckerState(BayesianOptimizer):
+class KroneckerState(RelativeOptimizer):
     """What K-FAC knows at any time: the layers with their factors, the other parameters with their squares.
 
     `settings["layers"]` says by name which weight has factors and which bias is its; the backward passes tell."""
 
     _gathered: LayerStatistics
-    _statistics: FactorStatistics | None = None  # of the block that is open, if it sees factors
-    _shards: LayerShards
-    _kind_of_shards = LayerShards
+    _factors: FactorStatistics | None = None  # of the block that is open, if it sees factors
+    _reducer: LayerReducer
+    _kind_of_reducer = LayerReducer
+    _statistics = LayerStatistics
 
     @final
     def layers(self) -> list[KroneckerLayer]:
@@ -191,7 +193,7 @@ class KroneckerState(BayesianOptimizer):
     @final
     def own_layers(self) -> list[KroneckerLayer]:
         """Those whose factors this rank keeps: all of them, unless they are spread over the ranks."""
-        return [layer for layer in self.layers() if self._shards.mine(self, layer.names[0])]
+        return [layer for layer in self.layers() if self._reducer.mine(self, layer.names[0])]
 
     @final
     def beliefs(self) -> Iterator[ParameterSummary]:
@@ -253,9 +255,10 @@ class KroneckerState(BayesianOptimizer):
     @final
     def _follow_freezing(self) -> None:
         """A layer whose weight is frozen is none; one whose bias is frozen is the layer given that bias."""
-        if all(p.requires_grad for layer in self.layers() for p in layer.members):
+        entries = self._entries()
+        if all(entries[name][1].requires_grad for name in self._in_layers()):
             return
-        with self._shards.whole(self):  # what leaves its layer belongs to all ranks from here on
+        with self._reducer.whole(self):  # what leaves its layer belongs to all ranks from here on
             self.settings["layers"] = dict(self._unfrozen())
 
     def _unfrozen(self) -> Iterator[tuple[str, str | None]]:
@@ -274,29 +277,29 @@ class KroneckerState(BayesianOptimizer):
 
     @final
     @contextmanager
-    def _observe(self, parameters: list[Tensor]) -> Iterator[Observation]:
-        with self._watch(parameters) as seen:
-            self._statistics = seen if isinstance(seen, FactorStatistics) else None
+    def _observe(self, watched: WatchedParameters) -> Iterator[Observation]:
+        with self._watch(watched) as seen:
+            self._factors = seen if isinstance(seen, FactorStatistics) else None
             try:
                 yield seen
                 self._require_observed(seen)
             finally:
-                self._statistics = None
+                self._factors = None
         if not seen.examples:
-            self._shards.draws -= 1  # a look, which is no part of a step
+            self._reducer.draws -= 1  # a look, which is no part of a step
 
     def _begin_block(self) -> None:
         """Lets what is known of the layers follow parameters that were frozen, and puts the means away."""
         self._follow_freezing()
-        self._shards.draws += 1
+        self._reducer.draws += 1
         self._backup.keep(self._list(self.param_groups[0], "mean", self._trainable()))
 
-    def _watch(self, parameters: list[Tensor]) -> AbstractContextManager[Observation]:
-        subjects, reduction = self._subjects(parameters), self.settings["reduction"]
+    def _watch(self, watched: WatchedParameters) -> AbstractContextManager[Observation]:
+        reduction = self.settings["reduction"]
         if not self._factors_due():
-            return GradientObserver(subjects, reduction)
+            return GradientObserver(watched, reduction)
         true = self.settings["fisher"] == "true"
-        return watching_factors(subjects, reduction, self.settings["sharing"], fisher=true)
+        return watching_factors(watched, reduction, self.settings["sharing"], fisher=true)
 
     def _factors_due(self) -> bool:
         """Every T_f steps, and where a parameter has joined; not for those that the last refresh did not reach."""
@@ -319,10 +322,10 @@ class KroneckerState(BayesianOptimizer):
         if self._inside is None:
             raise CallOrderError("observe() belongs inside a sampling block or a closure, before backward.")
         check_outputs(outputs, likelihood)
-        if self._statistics is not None:
-            key = self.settings["seed"], self._stream(), self._statistics.found().examples
+        if self._factors is not None:
+            key = self.settings["seed"], self._stream(), self._factors.found().examples
             generator = private_generator(*key, outputs.device)
-            self._statistics.observe(sampled_loss(outputs, likelihood, generator), self._trainable())
+            self._factors.observe(sampled_loss(outputs, likelihood, generator), self._trainable())
 
     def _require_observed(self, seen: Observation) -> None:
         if isinstance(seen, FactorStatistics) and seen.examples and not seen.found().examples:
@@ -333,12 +336,12 @@ class KroneckerState(BayesianOptimizer):
 
     @final
     def _nothing_gathered(self) -> LayerStatistics:
-        return LayerStatistics(self._expected)
+        return LayerStatistics(expect=self._expected)
 
     def _expected(self, own: list[Expected]) -> list[Expected] | None:
         if not self._factors_due():
             return None
-        return layers_of_all(self._world, own, self._trainable(), self.names())
+        return layers_of_all(self._reducer.world, own, self._trainable(), self.names())
 
 
 def _part_of_layer(layer: KroneckerLayer, own: TensorNumbers, form: str, data_size: float) -> Part:

@@ -12,17 +12,17 @@ fifty at a time; so no step waits for the device.
 
 import sys
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from credo.errors import TrainingWarning
 from credo.kernels.update import all_finite
-from credo.optim.diagnostics import Layer, layers_of, parts_of
+from credo.optim.diagnostics import LayerParameters, layers_of, parts_of
 from credo.optim.loss_history import LossHistory
-from credo.optim.statistics import Observation, StepStatistics
+from credo.optim.statistics import StepStatistics
 
 if TYPE_CHECKING:
     from credo.optim.base import BayesianOptimizer
@@ -51,7 +51,7 @@ _LESS_NOISE = {
 _TAME = "Lower lr; inputs and, in regression, targets should have mean 0 and variance 1"
 
 
-class Look(NamedTuple):
+class LayerLook(NamedTuple):
     """A layer at one moment."""
 
     name: str
@@ -66,37 +66,24 @@ class Monitor:
 
     def __init__(self) -> None:
         self._given: set[str] = set()
-        self._noted: list[Tensor] = []  # losses of the blocks since the last step
-        self._losses: list[Tensor | float] = []  # of steps, not read yet; numbers where that needs no waiting
+        self.noted: list[Tensor] = []  # losses of the blocks since the last step
+        self.losses: list[Tensor | float] = []  # of steps, not read yet; numbers where that needs no waiting
         self._course: LossHistory | None = None
-        self._next_look = 1
+        self.next_look = 1
         self._starts: dict[str, float] = {}  # rms of layers when they were first seen
         self._low: dict[str, int] = {}  # looks in a row at which a layer's signal was low
 
-    def begin(self, optimizer: "BayesianOptimizer") -> None:
+    def begin(self, groups: Sequence[dict[str, Any]], names: Mapping[int, str]) -> None:
         """Remembers how large the weights are before the first step."""
-        for layer in layers_of(optimizer.param_groups, optimizer.names()):
+        for layer in layers_of(groups, names):
             self._starts[layer.name] = _rms([p.detach() for p in layer.members])
 
-    def note(self, seen: Observation) -> None:
-        """A block that the user opened has ended; its loss counts where the step has none of its own."""
-        if seen.loss is not None:
-            self._noted.append(seen.loss)
-
-    def look(self, optimizer: "BayesianOptimizer", loss: Tensor | None) -> None:
-        """After a step, with the mean in the parameters."""
-        noted, self._noted = self._noted, []
-        counters = optimizer.counters
-        if counters["refused_in_a_row"]:
-            return
-        if loss is None and noted and not hasattr(optimizer, "found_inf"):  # else a scaler has scaled them
-            loss = noted[0] if len(noted) == 1 else torch.stack(noted).mean()
-        if loss is not None:
-            self._losses.append(float(loss) if loss.is_cpu else loss)
-            if len(self._losses) >= WINDOW:
-                self._read_losses(optimizer)
-        if counters["step"] >= self._next_look:
-            self._look_at_layers(optimizer, counters["step"])
+    def look(self, optimizer: "BayesianOptimizer") -> None:
+        """After a step, with the mean in the parameters, where there is something to look at."""
+        if len(self.losses) >= WINDOW:
+            self._read_losses(optimizer)
+        if optimizer.counters["step"] >= self.next_look:
+            self._look_at_layers(optimizer, optimizer.counters["step"])
 
     def refused(self, optimizer: "BayesianOptimizer", gathered: StepStatistics, loss: Tensor | None) -> None:
         """A step is about to be refused, with its gradients still there."""
@@ -112,7 +99,7 @@ class Monitor:
     # Losses
 
     def _read_losses(self, optimizer: "BayesianOptimizer") -> None:
-        losses, self._losses = _numbers(self._losses), []
+        losses, self.losses = _numbers(self.losses), []
         if self._course is None:  # a run that was resumed may begin at its end
             self._course = LossHistory(
                 fresh=optimizer.counters["step"] <= WINDOW + optimizer.counters["refused"]
@@ -140,8 +127,8 @@ class Monitor:
 
     @torch.no_grad()
     def _look_at_layers(self, optimizer: "BayesianOptimizer", step: int) -> None:
-        self._next_look = next((k for k in FIRST_LOOKS if k > step), step - step % EVERY + EVERY)
-        if optimizer._shards.sharded:  # no rank has a whole layer
+        self.next_look = next((k for k in FIRST_LOOKS if k > step), step - step % EVERY + EVERY)
+        if optimizer._reducer.sharded:  # no rank has a whole layer
             return
         layers = layers_of(optimizer.param_groups, optimizer.names())
         learns = self._course is not None and self._course.fell()  # with noise that was learned, then
@@ -157,7 +144,7 @@ class Monitor:
         if asked and step >= FIRST_LOOKS[-1]:
             self._compare_signal(optimizer, noisy, step)
 
-    def _compare_growth(self, optimizer: "BayesianOptimizer", looks: list[Look]) -> None:
+    def _compare_growth(self, optimizer: "BayesianOptimizer", looks: list[LayerLook]) -> None:
         for look in looks:
             start = max(self._starts[look.name], SMALLEST_START)
             if look.weights > LARGEST_GROWTH * start:
@@ -168,7 +155,7 @@ class Monitor:
                     f"{look.weights:.3g} by step {optimizer.counters['step']}. {_TAME}",
                 )
 
-    def _compare_noise(self, optimizer: "BayesianOptimizer", looks: list[Look], step: int) -> None:
+    def _compare_noise(self, optimizer: "BayesianOptimizer", looks: list[LayerLook], step: int) -> None:
         loud = [look for look in looks if look.noise > LARGEST_NOISE * look.weights]
         if loud:
             worst = max(loud, key=lambda look: look.noise / max(look.weights, 1e-30))
@@ -180,7 +167,7 @@ class Monitor:
                 f"{len(loud)} of {len(looks)} layers. {_remedy(optimizer)}",
             )
 
-    def _compare_signal(self, optimizer: "BayesianOptimizer", looks: list[Look], step: int) -> None:
+    def _compare_signal(self, optimizer: "BayesianOptimizer", looks: list[LayerLook], step: int) -> None:
         self._low = {
             look.name: self._low.get(look.name, 0) + 1 for look in looks if look.signal < LOWEST_SIGNAL
         }
@@ -196,7 +183,7 @@ class Monitor:
             )
 
     def _warn(self, optimizer: "BayesianOptimizer", kind: str, message: str) -> None:
-        if kind not in self._given and optimizer._world.rank == 0:
+        if kind not in self._given and optimizer._reducer.is_first:
             method = type(optimizer).__name__
             text = f"{method}: {message} (docs/gotchas.md)."
             warnings.warn(text, TrainingWarning, stacklevel=_levels_to_the_caller())
@@ -218,15 +205,17 @@ def _remedy(optimizer: "BayesianOptimizer") -> str:
     return _LESS_NOISE.get(type(optimizer).__name__, "Lower the noise")
 
 
-def _look_at(optimizer: "BayesianOptimizer", layer: Layer, with_noise: bool) -> Look:
+def _look_at(optimizer: "BayesianOptimizer", layer: LayerParameters, with_noise: bool) -> LayerLook:
     weights = _rms([p.detach() for p in layer.members])
     parts = parts_of(optimizer, layer) if with_noise and not layer.group["deterministic"] else []
     parts = [part for part in parts if part.mean.numel()]
     if not parts:
-        return Look(layer.name, weights, 0.0, float("inf"))
+        return LayerLook(layer.name, weights, 0.0, float("inf"))
     step = -(-sum(part.mean.numel() for part in parts) // ENOUGH)
     ratios = [part.mean.abs().flatten()[::step] / part.sigma.flatten()[::step] for part in parts]
-    return Look(layer.name, weights, _rms([part.sigma for part in parts]), float(torch.cat(ratios).median()))
+    return LayerLook(
+        layer.name, weights, _rms([part.sigma for part in parts]), float(torch.cat(ratios).median())
+    )
 
 
 @torch.no_grad()
@@ -237,7 +226,7 @@ def _numbers(losses: Sequence[Tensor | float]) -> list[float]:
     return [next(read) if isinstance(loss, Tensor) else loss for loss in losses]
 
 
-def _usual(layer: Layer) -> float:
+def _usual(layer: LayerParameters) -> float:
     """The rms of weights at torch's usual start; infinite for layers without a matrix, such as norms and biases."""
     fans = [p[0].numel() for p in layer.members if p.dim() > 1 and len(p)]
     return (3 * max(fans)) ** -0.5 if fans else float("inf")

@@ -43,7 +43,7 @@ class ForwardObserver(TorchFunctionMode, ABC):
         self.at_once = False  # whether several samples are computed together, under vmap
         self.used: set[int] = set()
         self.forward_number = 0  # of the forward passes that had a backward pass between them
-        self._known = Provenance(subjects.sources, subjects.constants)
+        self._known = Provenance(subjects)
         self._reduction = reduction
         self._rows: set[int] = set()  # leading dimensions seen since the last backward pass
         self._merges = Merges()

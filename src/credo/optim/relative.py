@@ -10,8 +10,8 @@ data size times ρ, L the number of weight matrices with noise, and G the growth
     κ = 0.3/√L·G                relative noise adds up over layers, so that of each falls with √L
     δ = 1/v                     a prior as wide as the weights at the start; no weight has more noise than that
 
-G grows while the training loss is well below what it was when the examples had been seen a few times (see `progress`),
-if the loss is a likelihood (cross-entropy and the like). A squared error leaves the variance of the observations open,
+G grows while the training loss is well below what it was when the examples had been seen a few times (`Progress`), if
+the loss is a likelihood (cross-entropy and the like). A squared error leaves the variance of the observations open,
 and noise in the weights adds to it: there G stays 1.
 """
 
@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from credo.kernels.tensors import Numbers
 from credo.optim import arguments
 
 STEP = 0.006  # r
@@ -35,10 +34,11 @@ AVERAGING = 8.0  # η: the mean is over the last ninth of all steps or so
 FOLLOWED = 0.1  # weight of the newest gradient in its mean square, where that is followed
 SMALLEST_SQUARE = 1e-4  # v of what starts at zero, such as biases
 NOTHING = 1e-12  # mean square of a matrix that starts at zero
+TINY = 1e-30  # h̄ of a tensor without any gradient
 
 
 class TensorNumbers(NamedTuple):
-    """What updates are made with: of one tensor, of all tensors alike, or lists with one for each."""
+    """What updates are made with: of one tensor, or lists with one for each."""
 
     lr: Any  # α
     damping: Any  # γ
@@ -76,6 +76,16 @@ def averaging_of(eta: float | None, lr: float | Tensor | None) -> float:
     if eta is None:
         return AVERAGING if lr is None else 0.0
     return arguments.number("averaging", eta, 0, math.inf)
+
+
+def averaging_weight(eta: float, step: int) -> float:
+    """w at the step with this number, the first being 0; 1 without an average."""
+    return float((eta + 1) / (step + 1 + eta)) if eta else 1.0
+
+
+def can_average(group: Mapping[str, Any]) -> bool:
+    """Whether means of this group can be averages: with less than single precision, offsets would be rounded away."""
+    return all(p.dtype in (torch.float32, torch.float64) for p in group["params"])
 
 
 def ivon_options(
@@ -128,105 +138,8 @@ def share_noise(groups: Sequence[dict[str, Any]], defaults: dict[str, Any]) -> N
             options["noise"] = NOISE / math.sqrt(max(len(matrices), 1))
 
 
-def numbers(
-    group: Mapping[str, Any], scale: "Scale | None", data_size: float, growth: float
-) -> TensorNumbers:
-    """Those of a tensor in a group: each as given, or by the rule above."""
-    lr, damping, tempering = float(group["lr"]), float(group.get("damping", 0.0)), float(group["tempering"])
-    precision = group["prior_precision"]
-    if scale is None:  # of a group without relative numbers
-        return TensorNumbers(lr, damping, tempering, precision)
-    square, curvature, alignment = scale.tolist()
-    if group.get("relative_damping"):
-        damping *= curvature
-    if group["relative_lr"]:
-        lr *= math.sqrt(square / curvature) * (curvature + damping) / alignment if alignment else 0.0
-    if group["noise"] is not None:
-        kappa = group["noise"] * growth
-        tempering *= min(1.0, kappa**2 * square * data_size * (curvature + damping))
-    return TensorNumbers(lr, damping, tempering, 1 / square if precision is None else precision)
-
-
-def is_relative(group: Mapping[str, Any]) -> bool:
-    """Whether a number of this group depends on the tensor."""
-    return (
-        group["relative_lr"]
-        or group.get("relative_damping", False)
-        or group["noise"] is not None
-        or group["prior_precision"] is None
-    )
-
-
-Scale = Tensor  # v, h̄ and a of one tensor, in float64 and main memory; a is 0 before the first gradient
-TINY = 1e-30  # h̄ of a tensor without any gradient
-
-
-def measure(weight: Tensor, curvature: Tensor, gradient: Tensor | None = None) -> Tensor:
-    """Sums of squares of the weights and the gradient, the sum of the curvature: three numbers, for `scale_of`."""
-    zero = weight.new_zeros((), dtype=torch.float64)
-    squares = zero if gradient is None else gradient.double().square().sum()
-    return torch.stack([weight.detach().double().square().sum(), curvature.double().sum(), squares])
-
-
-def scale_of(sums: Tensor, weights: int, matrix: bool) -> Scale:
-    """From `measure` of a tensor, or the sum of it over its parts, with so many weights."""
-    square, curvature, gradient = (max(number, 0.0) / max(weights, 1) for number in sums.tolist())
-    mean = max(curvature, TINY)
-    alignment = min(max(math.sqrt(gradient / mean), 1e-3), 1e3) if gradient else 0.0
-    return torch.tensor([size_of(square, matrix), mean, alignment], dtype=torch.float64)
-
-
-def start_scale(weight: Tensor, curvature: float = 1.0) -> Scale:
-    """Of a tensor that has not seen data: any curvature will do, because the noise is relative to the weights."""
-    square = float(weight.detach().double().square().mean()) if weight.numel() else 0.0
-    return torch.tensor([size_of(square, weight.dim() > 1), curvature, 0.0], dtype=torch.float64)
-
-
-def size_of(square: float, matrix: bool) -> float:
-    """v from the mean square. A matrix has the size it has unless it starts at zero; vectors, which may start small and
-    have to grow, have at least that of a weight of 0.01."""
-    return square if matrix and square > NOTHING else max(square, SMALLEST_SQUARE)
-
-
-def measure_curvature(scale: Scale, curvature: float) -> None:
-    """h̄ is new, and a·√h̄ as before."""
-    mean = max(curvature, TINY)
-    scale[2] *= math.sqrt(float(scale[1]) / mean)
-    scale[1] = mean
-
-
-def follow_growth_(scale: Scale, mean_square: float) -> None:
-    """a·√h̄ follows rms(ĝ): at once where it grows, slowly where it falls. For curvatures that are refreshed rarely."""
-    known = float(scale[2]) ** 2 * float(scale[1])
-    following = max(mean_square, known + FOLLOWED * (mean_square - known), TINY)
-    scale[2] = math.sqrt(following / float(scale[1]))
-
-
 def take_absolute(groups: Sequence[dict[str, Any]]) -> None:
     """Groups that were saved when all numbers were absolute."""
     for group in groups:
         for name, value in {"relative_lr": False, "relative_damping": False, "noise": None}.items():
             group.setdefault(name, value)
-
-
-def follow_gradient_(scale: Scale, step: int, mean_square: float, examples: float | None) -> None:
-    """Without per-example gradients: a·√h̄ follows rms(ĝ), and h̄, if `examples` are given, twice the mean of M·ĝ²."""
-    _, curvature, alignment = scale.tolist()
-    known = alignment**2 * curvature
-    following = mean_square if step == 1 else known + FOLLOWED * (mean_square - known)
-    if examples is not None:
-        scale[1] = curvature = curvature * (1 - 1 / step) + 2 * examples * mean_square / step
-    scale[2] = math.sqrt(following / curvature)
-
-
-def products(ones: Numbers, others: Numbers) -> Numbers:
-    """One for all, or one for each."""
-    if isinstance(ones, float | int):
-        return float(ones * others) if isinstance(others, float | int) else [ones * other for other in others]
-    if isinstance(others, float | int):
-        return [one * others for one in ones]
-    return [one * other for one, other in zip(ones, others, strict=True)]
-
-
-def divided(ones: Numbers, by: float) -> Numbers:
-    return ones / by if isinstance(ones, float | int) else [one / by for one in ones]

@@ -1,17 +1,17 @@
-"""What the samples since the last update have said: how many there were, and sums over them."""
+"""What the samples since the last update have said, as sums over them; and how far a training has come, by its loss."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast, final
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, final
 
 import torch
 from torch import Tensor
 
-from credo.curvature.capture import Statistics
+from credo.curvature.accumulate import SquareAccumulator
 from credo.curvature.kronecker import FactorStatistics, LayerSums
 from credo.distributed.agreement import Expected
-from credo.distributed.reduce import NamedSums, Sums, add_up, gradients, tabled
-from credo.distributed.sharding import Shards
+from credo.distributed.reduce import NamedSums, Sums, tabled
 from credo.errors import UnsupportedOperation
 from credo.kernels.update import all_finite
 
@@ -35,21 +35,22 @@ class Observation(Protocol):
         """What went back, if it was one number: the sum over the backward passes."""
 
 
+@dataclass(eq=False)
 class StepStatistics(ABC):
     """Sums over the samples of one step."""
 
-    samples = 0
-    examples = 0  # of all samples together
+    samples: int = 0
+    examples: int = 0  # of all samples together
     scale: float | None = None  # what the losses were multiplied by, where it was declared
     loss: Tensor | None = None  # of the step, where it has one
-    gradient_scale = 1.0  # what the loss was multiplied by, as it still is in `.grad`,
-    squares_scale = 1.0  # and as it is in what was gathered
-    likelihood = False  # whether the loss was a log-likelihood
+    gradient_scale: float = 1.0  # what the loss was multiplied by, as it still is in `.grad`,
+    squares_scale: float = 1.0  # and as it is in what was gathered
+    gradient_unit: float = 1.0  # ĝ = unit · `.grad`: undoes samples, under a sum examples, and the loss scale
+    likelihood: bool = False  # whether the loss was a log-likelihood
     losses: tuple[Tensor, ...] = ()  # of the samples, as far as they were single numbers
-    vectorized = False  # all samples of the step at once, under a mean loss
-    shares_samples = (
-        True  # whether a sample is of weights, which all micro-batches of an update then have in common
-    )
+    vectorized: bool = False  # all samples of the step at once, under a mean loss
+    # Whether a sample is of weights, which all micro-batches of an update then have in common.
+    shares_samples: ClassVar[bool] = True
 
     @final
     def add(
@@ -69,43 +70,9 @@ class StepStatistics(ABC):
         return torch.stack([loss.double() for loss in self.losses]).mean() if known else None
 
     @final
-    def gradient_unit(self, reduction: str) -> float:
-        """ĝ = unit · `.grad`: undoes the number of samples, of examples under a sum, and the loss scale."""
-        mean_loss = reduction == "mean" or self.vectorized
-        return 1 / (self.samples * (1 if mean_loss else self.examples / self.samples) * self.gradient_scale)
-
-    @final
     def at_once(self) -> None:
         """The blocks were parts of one mean loss over all samples."""
         self.samples, self.vectorized = 1, True
-
-    @final
-    def share(
-        self,
-        shards: Shards,
-        parameters: Sequence[Tensor],
-        settings: Mapping[str, Any],
-        counters: dict[str, int],
-        loss: Tensor | None,
-    ) -> Tensor | None:
-        """Each rank's sums become those of the whole batch; the loss is then that of all examples."""
-        at_once = self.vectorized or bool(settings.get("vectorized"))
-        mean_loss = settings["reduction"] == "mean" or at_once
-        counted = add_up(
-            shards,
-            parameters,
-            [gradients(parameters, mean_loss), *self.columns(parameters, mean_loss)],
-            self.examples / max(self.samples, 1),
-            None if loss is None else float(loss),
-            mean_loss,
-            counters,
-        )
-        self.vectorized, self.samples = at_once, 1 if at_once else settings["mc_samples"]
-        self.examples = round(counted.examples * self.samples)
-        counters["draws"] = counted.draws
-        if counted.loss is None:
-            return None
-        return (parameters[0] if loss is None else loss).new_tensor(counted.loss)
 
     @final
     def finite(self, parameters: Sequence[Tensor], loss: Tensor | None) -> bool:
@@ -132,21 +99,20 @@ class StepStatistics(ABC):
 
 
 @final
+@dataclass(eq=False)
 class SquareStatistics(StepStatistics):
     """`squares` holds Σₖ Σᵢ rᵢ² by the parameter's id; the ĥ of one sample is `unit` times its Σᵢ rᵢ²."""
 
-    unit = 1.0
-    supplied = False  # whether the gradient was taken at the parameters, by whoever supplied it
-
-    def __init__(self) -> None:
-        self.squares: dict[int, Tensor] = {}
+    squares: dict[int, Tensor] = field(default_factory=dict)
+    unit: float = 1.0
+    supplied: bool = False  # whether the gradient was taken at the parameters, by whoever supplied it
 
     def _add(self, seen: Observation, parameters: Sequence[Tensor], examples: int) -> None:
         """ĥ is the mean over a sample's own examples, so samples count alike."""
-        assert isinstance(seen, Statistics)
+        assert isinstance(seen, SquareAccumulator)
         self.likelihood = seen.likelihood
-        sums, factor = seen.raw()
-        unit = factor / examples
+        # What examples have sent back is gᵢ/M under a mean, and ĥ the mean of gᵢ².
+        sums, unit = seen.squares, (float(examples) ** 2 if seen.reduction == "mean" else 1.0) / examples
         if not self.samples:
             self.squares, self.unit = dict(sums), unit
             return
@@ -167,6 +133,10 @@ class SquareStatistics(StepStatistics):
         self.samples, self.examples, self.squares = 1, examples, squares
         self.unit, self.vectorized, self.supplied = 1 / examples, True, True
 
+    def mean_squares(self, p: Tensor) -> Tensor:
+        """ĥ of a parameter that the loss has reached, without a loss scale."""
+        return self.squares[id(p)] * (self.unit / (self.samples * self.squares_scale**2))
+
     def by_parameter(self) -> Iterable[tuple[int, Tensor]]:
         return self.squares.items()
 
@@ -174,24 +144,18 @@ class SquareStatistics(StepStatistics):
         return self.squares.values()
 
 
+@dataclass(eq=False)
 class TableStatistics(StepStatistics):
     """`table` holds the sums by the parameter's id; they are as the loss is: means or sums over the examples."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.table: dict[int, Tensor] = {}
-        self._counted = True
+    table: dict[int, Tensor] = field(default_factory=dict)
+    counted: bool = True  # whether the numbers of examples are exact
 
     @final
     def _add(self, seen: Observation, parameters: Sequence[Tensor], examples: int) -> None:
-        self._counted = self._counted and seen.counted
+        self.counted = self.counted and seen.counted
         self.likelihood = getattr(seen, "likelihood", False)
         self._add_to_table(seen)
-
-    @property
-    def counted(self) -> bool:
-        """Whether the numbers of examples are exact."""
-        return self._counted
 
     @abstractmethod
     def _add_to_table(self, seen: Observation) -> None:
@@ -199,7 +163,7 @@ class TableStatistics(StepStatistics):
 
     @final
     def columns(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[NamedSums]:
-        if not self._counted:
+        if not self.counted:
             raise UnsupportedOperation(
                 "the number of examples cannot be read from the operations of this model, and ranks are weighed by "
                 "it. Train in one process."
@@ -225,7 +189,7 @@ class TableStatistics(StepStatistics):
 class VarianceStatistics(TableStatistics):
     """Σₖ ∂ℓ/∂σ², taken from the leaves of each block."""
 
-    shares_samples = False  # the noise is of outputs: every example has its own
+    shares_samples: ClassVar[bool] = False  # the noise is of outputs: every example has its own
 
     def _add_to_table(self, seen: Observation) -> None:
         for key, belief in cast("Reparameterised", seen).uncertain.items():
@@ -250,17 +214,18 @@ class ProductStatistics(TableStatistics):
 
 
 @final
+@dataclass(eq=False)
 class LayerStatistics(StepStatistics):
-    """`layers` and `squares` hold sums over samples of each sample's own means, by the parameter's id."""
+    """`layers` and `squares` hold sums over samples of each sample's own means, by the parameter's id.
 
-    def __init__(self, expect: Callable[[list[Expected]], list[Expected] | None]) -> None:
-        """`expect` says, from the layers this rank has seen, which ones any rank has; None at steps that only move."""
-        super().__init__()
-        self._expect = expect
-        self.fresh = False  # whether factors were gathered at all
-        self.layers: dict[int, LayerSums] = {}
-        self.squares: dict[int, Tensor] = {}
-        self._norms: list[Tensor] = []
+    `expect` says, from the layers this rank has seen, which ones any rank has; None at steps that only move.
+    """
+
+    expect: Callable[[list[Expected]], list[Expected] | None] = lambda own: own
+    fresh: bool = False  # whether factors were gathered at all
+    layers: dict[int, LayerSums] = field(default_factory=dict)
+    squares: dict[int, Tensor] = field(default_factory=dict)
+    _norms: list[Tensor] = field(default_factory=list)
 
     def _add(self, seen: Observation, parameters: Sequence[Tensor], examples: int) -> None:
         if not isinstance(seen, FactorStatistics):
@@ -287,7 +252,7 @@ class LayerStatistics(StepStatistics):
     def columns(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[NamedSums]:
         """At a refresh, factors for every layer and squares for every parameter, all means over examples."""
         own = [Expected(s.weight, s.bias, s.inputs.shape, s.outputs.shape) for s in self.layers.values()]
-        expected = self._expect(own)
+        expected = self.expect(own)
         if expected is None:
             return []
         self.fresh = True
@@ -322,3 +287,65 @@ class LayerStatistics(StepStatistics):
     def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
         factors = [factor for sums in self.layers.values() for factor in (sums.inputs, sums.outputs)]
         return [*factors, *self.squares.values(), *self._norms]
+
+
+# ────────────────────────────────────────
+# How far a training has come, as its loss shows it: what the noise of the default rule follows.
+#
+# While examples are new, the training loss is the test loss, and noise only costs time. Later the examples repeat.
+# The training loss then falls further because the network learns its examples by heart, and noise is what holds it
+# back. So one loss is remembered: the running mean after 3 passes over the data, and 300 steps at least. By then the
+# network has found most of what generalises. The noise grows with the passes while the loss is well below that level,
+# and shrinks twice as fast while it is not. It settles where the training loss stays near what the test loss can be.
+
+FIRST = 20  # losses that say where a training began
+SEEN_PASSES, SEEN_STEPS = 3.0, 300  # after both, the running mean is remembered
+LOW = 0.7  # of the remembered loss: below it the noise grows
+LOWEST_START = 0.1  # of the first losses: so low before those steps, few examples are learnt by heart already
+HIGHEST = 0.45  # of the first losses: the noise never grows above it
+PASSES = 3.0  # over the data, in which the noise has grown by what it was at first
+LARGEST_GROWTH = 20.0
+LONGEST = 0.3  # of a pass that one step counts as: large batches have few steps to learn in
+SLOWEST = 0.02  # weight of the newest loss in the mean, at least
+
+
+@dataclass
+class Progress:
+    """`growth` is what the noise is multiplied by. All of it is part of an optimiser's saved state."""
+
+    losses: int = 0
+    passes: float = 0.0
+    first: float = 0.0  # mean of the first ones
+    mean: float = 0.0  # of the last ones
+    seen: float | None = None  # the mean when examples had been seen a few times
+    growth: float = 1.0
+
+    def follow(self, loss: float | None, passes: float) -> None:
+        """After a step over so many passes; without a loss nothing is known, and nothing changes."""
+        if loss is None:
+            return
+        share = min(passes, LONGEST)
+        self.losses += 1
+        self.passes += passes
+        self.mean += max(1 / self.losses, share, SLOWEST) * (loss - self.mean)
+        if self.losses <= FIRST:
+            self.first += (loss - self.first) / self.losses
+            return
+        if self.seen is None and self.losses >= SEEN_STEPS and self.passes >= SEEN_PASSES:
+            self.seen = self.mean
+        change = share / PASSES if self.mean < self._level() else -2 * share / PASSES
+        self.growth = min(max(self.growth + change, 1.0), LARGEST_GROWTH)
+
+    def _level(self) -> float:
+        """The loss below which the noise grows."""
+        if self.seen is None:
+            return LOWEST_START * self.first
+        return min(LOW * self.seen, HIGHEST * self.first)
+
+    def state(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> "Progress":
+        """From a saved state, which may be older than this."""
+        return cls(**saved.get("progress", {}))

@@ -16,33 +16,32 @@ aside). The paper's Algorithm 1 is this at τ = 1; for other τ its precision te
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from credo.curvature.capture import Statistics, watching
+from credo.curvature.accumulate import SquareAccumulator
+from credo.curvature.intercept import watching
 from credo.curvature.many_samples import StackedWeights
 from credo.curvature.rule import widen
+from credo.curvature.tracking import WatchedParameters
 from credo.distributed.sharding import WIDTHS, gathered
 from credo.errors import InvalidValue
 from credo.kernels import noise, update
 from credo.kernels.stacked_noise import sample_stacks_
 from credo.optim import arguments
-from credo.optim.blocks import finish_at_once
 from credo.optim.checkpoints import SCALE
-from credo.optim.diagonal import DiagonalOptimizer, Noisy, Resting
+from credo.optim.closures import finish_at_once
 from credo.optim.groups import refuse_other_sizes
-from credo.optim.means import averaged, averaging_weight, can_average
-from credo.optim.relative import (
-    TINY,
-    Given,
-    averaging_of,
-    check_relative,
+from credo.optim.relative import TINY, Given, averaging_of, can_average
+from credo.optim.scales import (
+    DampedOptimizer,
+    DiagonalOptimizer,
+    GroupRows,
     is_relative,
-    own_options,
-    start_scale,
-    take_absolute,
+    of_averages,
+    place_iterates,
 )
 from credo.optim.statistics import SquareStatistics, StepStatistics
 from credo.posterior import DiagonalPosterior, Posterior
@@ -78,90 +77,37 @@ def variance(
     return tempering / data_size / (curvature + prior + damping)
 
 
-def averaged_update(
-    mean: Tensor,
-    momentum: Tensor,
-    curvature: Tensor,
-    grad: Tensor,
-    squares: Tensor,
-    offset: Tensor | None,  # z − μ
-    *,
-    weight: float,
-    **options: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """`vogn_update` of the iterate z where the mean is an average of iterates; μ, m, s and z − μ after it."""
-    iterate = mean if offset is None else mean + offset
-    iterate, momentum, curvature = vogn_update(iterate, momentum, curvature, grad, squares, **options)
-    if offset is None:
-        return iterate, momentum, curvature, None
-    mean, offset = averaged(mean, iterate, weight)
-    return mean, momentum, curvature, offset
+averaged_update = of_averages(vogn_update)  # where the mean is an average of iterates; with z − μ after ĥ
 
 
-class _Ready(NamedTuple):
-    """The parameters of one group that have a gradient and squares in this step."""
-
-    group: dict[str, Any]
-    parameters: list[Tensor]
-    states: list[dict[str, Tensor]]
-    gradients: list[Tensor]
-    squares: list[Tensor]
-
-    def begin(self, unit: float, averages: bool) -> None:
-        """State for a parameter at its first gradient: m₀ = 0, s₀ the first squares, unless it is given.
-
-        If the mean is an average, the iterate starts at it, z − μ = 0.
-        """
-        for p, squares in zip(self.parameters, self.squares, strict=True):
-            refuse_other_sizes(self.group, p, {"squares": squares})
-        for p, own, squares in zip(self.parameters, self.states, self.squares, strict=True):
-            if "momentum" not in own:
-                own["momentum"] = torch.zeros_like(widen(p.detach()))
-            if "curvature" not in own:
-                own["curvature"] = squares * unit
-            if averages and "offset" not in own:
-                own["offset"] = torch.zeros_like(p.detach())
+KEPT = "momentum", "curvature", "offset", "prior_mean"  # beside each parameter
 
 
-class _GaussNewton(DiagonalOptimizer):
+class _GaussNewton(DampedOptimizer, DiagonalOptimizer):
     """The state and the update; whether gradients are taken at samples or at the mean is left to the method."""
 
     _updates_from_backup = True
+    _statistics = SquareStatistics
     _gathered: SquareStatistics
     _stacked: StackedWeights | None = None  # the samples of the slices of the block that begins
 
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor | None,
-        damping: float | None,
-        tempering: float | None,
-        prior_precision: float | None,
+        given: Given,
         prior: Posterior | None,
         group: dict[str, Any],
         settings: dict[str, Any],
     ):
         """`group` are further options of a parameter group, `settings` hold for all."""
-        curvature, precision = settings["initial_curvature"], settings["initial_precision"]
-        given = Given(lr, damping, tempering, prior_precision, precision is not None)
-        settings["averaging"] = averaging_of(settings["averaging"], lr)
+        settings["averaging"] = averaging_of(settings["averaging"], given.lr)
         settings["mc_slices"] = arguments.whole("mc_slices", settings["mc_slices"], 1)
         if settings["vectorized"] and settings["mc_slices"] > 1:
             raise InvalidValue(
                 f"vectorized=True and mc_slices={settings['mc_slices']} exclude each other. Choose one."
             )
-        _check_start(curvature, precision)
+        arguments.start(settings["initial_curvature"], settings["initial_precision"])
         super().__init__(params, {**given.options(), **group}, settings, prior)
-
-    @final
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """torch's; an lr, damping or tempering that a group brings is absolute, not relative to its tensors."""
-        super().add_param_group(own_options(param_group))
-
-    @final
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        take_absolute(self.param_groups)
 
     @final
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -170,33 +116,12 @@ class _GaussNewton(DiagonalOptimizer):
         if "averaging" not in state_dict["credo"]["settings"]:  # saved before there was an average
             self.settings["averaging"] = 0.0
 
-    @final
-    def _check_group(self, group: Mapping[str, Any]) -> None:
-        arguments.learning_rate(group["lr"])
-        arguments.number("momentum", group["momentum"], 0, 1, open_high=True)
-        arguments.number("ema_rate", group["ema_rate"], 0, 1, open_low=True)
-        arguments.number("damping", group["damping"], 0, math.inf)
-        check_relative(group)
-        without_prior = group["deterministic"] or group["prior_precision"] == 0
-        first_squares = (
-            self.settings["initial_curvature"] is None and self.settings["initial_precision"] is None
-        )
-        if without_prior and group["damping"] == 0 and first_squares:
-            raise InvalidValue(
-                "zero precision: damping=0 with prior_precision=0 (normalisation layers have no prior) leaves nothing "
-                "where the squared gradients are zero: an improper posterior. Give damping > 0."
-            )
-
-    # Blocks
+    # What is observed
 
     @final
-    def _observe(self, parameters: list[Tensor]) -> AbstractContextManager[Statistics]:
+    def _observe(self, watched: WatchedParameters) -> AbstractContextManager[SquareAccumulator]:
         stacks, self._stacked = self._stacked, None
-        return watching(self._subjects(parameters), self.settings["reduction"], stacks=stacks)
-
-    @final
-    def _nothing_gathered(self) -> SquareStatistics:
-        return SquareStatistics()
+        return watching(watched, self.settings["reduction"], transform=stacks)
 
     @final
     def supply(self, squares: Mapping[Tensor, Tensor], examples: int) -> None:
@@ -210,18 +135,8 @@ class _GaussNewton(DiagonalOptimizer):
                 raise InvalidValue(
                     f"squares of shape {tuple(square.shape)} for a parameter of shape {tuple(p.shape)}."
                 )
-        self._gathered = self._nothing_gathered()
+        self._gathered = SquareStatistics()
         self._gathered.supply({id(p): square.detach().clone() for p, square in squares.items()}, examples)
-
-    @final
-    def _uncertain(self) -> tuple[list[Noisy], list[Resting]]:
-        if not self._shards.sharded:
-            return self._noisy(), self._resting()
-        with self._shards.drawing(self):  # collective: the ranks put their parts together
-            for p in (p for group in self.param_groups if is_relative(group) for p in group["params"]):
-                if SCALE not in self.state[p]:  # now that it is whole
-                    self.state[p][SCALE] = start_scale(p)
-            return self._noisy(), self._resting()
 
     # The update
 
@@ -229,103 +144,83 @@ class _GaussNewton(DiagonalOptimizer):
     @torch.no_grad()
     def _update(self, gathered: StepStatistics) -> bool:
         assert isinstance(gathered, SquareStatistics)
-        ready = [found for group in self.param_groups if (found := self._ready(group, gathered.squares))]
-        check = self._are_all(ready, gathered)
+        groups = self._rows(*KEPT, reached=gathered.squares)
+        check = self._are_all(groups, gathered)  # then the kernel looks whether they are finite, on its way
         if not check and not self._finite(gathered):
             return False
-        gradient_unit = gathered.gradient_unit(self.settings["reduction"])
         squares_unit = gathered.unit / (gathered.samples * gathered.squares_scale**2)
-        self._begin(ready, gradient_unit, squares_unit)
+        if not all(rows.complete for rows in groups):
+            self._begin(groups, gathered, squares_unit)
+            groups = self._rows(*KEPT, reached=gathered.squares)
         if gathered.supplied:  # at the parameters, which are the iterates then
-            for offset in (own["offset"] for one in ready for own in one.states if "offset" in own):
+            for offset in (own["offset"] for rows in groups for own in rows.states if "offset" in own):
                 offset.zero_()
-        for one in ready:
-            if not self._update_group(one, gradient_unit, squares_unit, check):
+        for rows in groups:
+            momenta, curvatures, offsets, prior_means = rows.lists.values()
+            assert momenta is not None
+            assert curvatures is not None
+            done = update.vogn_(
+                averaged_update,
+                *(rows.parameters, momenta, curvatures),
+                [p.grad for p in rows.parameters],  # type: ignore[misc]
+                [gathered.squares[id(p)] for p in rows.parameters],
+                rows.priors,
+                prior_means,
+                update.VOGNNumbers(
+                    *(rows.numbers.lr, rows.group["momentum"], rows.group["ema_rate"], rows.numbers.damping),
+                    *(gathered.gradient_unit, squares_unit, rows.weight),
+                ),
+                offsets,
+                self._backup,
+                check,
+            )
+            if not done:
                 return False
         step = self.counters["step"]
-        if step < FIRST_STEPS or step % EVERY == 0:  # a mean over the last ten or so
-            self._measure(ready)
+        due = step < FIRST_STEPS or step % EVERY == 0  # of a mean over the last ten or so
+        if due and self._reducer.sharded:
+            self._measure_together(groups)
+        elif due:
+            for rows in groups:
+                for own in rows.states if rows.relative else ():
+                    own[SCALE][1] = max(float(own["curvature"].mean()), TINY)
         return True
 
-    def _update_group(self, ready: _Ready, gradient_unit: float, squares_unit: float, check: bool) -> bool:
-        group, states = ready.group, dict(zip(ready.parameters, ready.states, strict=True))
-        own = self._numbers(group, ready.states)
-        names = "momentum", "curvature", "offset", "prior_mean"
-        means, momenta, curvatures, offsets, prior_means = self._lists_of(group, states, *names)
-        assert momenta is not None
-        assert curvatures is not None
-        backup = self._backup.taken(means)
-        done = update.vogn_(
-            averaged_update,
-            *(means, momenta, curvatures, ready.gradients, ready.squares),
-            self._shrinkages(group, ready.states, own),
-            prior_means,
-            update.VOGNNumbers(
-                [n.lr for n in own],
-                group["momentum"],
-                group["ema_rate"],
-                [n.damping for n in own],
-                gradient_unit,
-                squares_unit,
-                averaging_weight(self.settings["averaging"], self.counters["step"]),
-            ),
-            offsets,
-            backup,
-            check,
-        )
-        if done and backup is not None:
-            self._backup.forget(backup)
-        return done
-
-    def _ready(self, group: dict[str, Any], squares: Mapping[int, Tensor]) -> _Ready | None:
-        """What a step has for the parameters of a group, whose sums of squares are known by their ids."""
-        found = _Ready(group, [], [], [], [])
-        for p, state in self._states(group).items():
-            gradient, own = p.grad, squares.get(id(p))
-            if gradient is not None and own is not None:
-                found.parameters.append(p)
-                found.states.append(state)
-                found.gradients.append(gradient)
-                found.squares.append(own)
-        return found if found.parameters else None
-
-    def _are_all(self, ready: Sequence[_Ready], gathered: SquareStatistics) -> bool:
-        """Whether there are no other numbers in the step: the kernel looks at these on its way, before all else."""
-        if len(ready) != 1 or len(self.param_groups) != 1 or self._shards.sharded:
+    def _are_all(self, groups: Sequence[GroupRows], gathered: SquareStatistics) -> bool:
+        """Whether there are no other numbers in the step."""
+        if len(groups) != 1 or len(self.param_groups) != 1 or self._reducer.sharded:
             return False
-        if not len(ready[0].parameters) == len(gathered.squares) == len(self._trainable()):
+        trainable = [p for p in groups[0].group["params"] if p.requires_grad]
+        if not len(groups[0].parameters) == len(gathered.squares) == len(trainable):
             return False
-        if not all("momentum" in own and "curvature" in own for own in ready[0].states):
+        if groups[0].lists["momentum"] is None or groups[0].lists["curvature"] is None:
             return False
         return gathered.loss is None or math.isfinite(gathered.loss)
 
-    def _begin(self, ready: Sequence[_Ready], gradient_unit: float, squares_unit: float) -> None:
-        """State for parameters at their first gradient."""
-        new = []
-        for one in ready:
-            if any("momentum" not in own or "curvature" not in own for own in one.states):
-                one.begin(squares_unit, bool(self.settings["averaging"]) and can_average(one.group))
-            if is_relative(one.group):
-                missing = [k for k, own in enumerate(one.states) if SCALE not in own or not own[SCALE][2]]
-                new += [(one, k) for k in missing]
-        if new:
-            self._set_scales(
-                [one.states[k] for one, k in new],
-                [one.parameters[k] for one, k in new],
-                [one.gradients[k] * gradient_unit for one, k in new],
-            )
+    def _begin(self, groups: Sequence[GroupRows], gathered: SquareStatistics, squares_unit: float) -> None:
+        """State for parameters at their first gradient: m₀ = 0, s₀ the first squares, unless it is given.
 
-    def _measure(self, ready: Sequence[_Ready]) -> None:
-        """Follows the mean curvature of each tensor whose numbers depend on it."""
-        states = [own for one in ready if is_relative(one.group) for own in one.states]
-        if not states:
-            return
-        if self._shards.sharded:
-            parameters = [p for one in ready if is_relative(one.group) for p in one.parameters]
-            self._set_scales(states, parameters, None)
-            return
-        for own in states:
-            own[SCALE][1] = max(float(own["curvature"].mean()), TINY)
+        If the mean is an average, the iterate starts at it, z − μ = 0.
+        """
+        new: list[tuple[dict[str, Tensor], Tensor, Tensor]] = []
+        for rows in groups:
+            averages = bool(self.settings["averaging"]) and can_average(rows.group)
+            if rows.lists["momentum"] is None or rows.lists["curvature"] is None:
+                for p in rows.parameters:
+                    refuse_other_sizes(rows.group, p, {"squares": gathered.squares[id(p)]})
+                for p, own in zip(rows.parameters, rows.states, strict=True):
+                    if "momentum" not in own:
+                        own["momentum"] = torch.zeros_like(widen(p.detach()))
+                    if "curvature" not in own:
+                        own["curvature"] = gathered.squares[id(p)] * squares_unit
+                    if averages and "offset" not in own:
+                        own["offset"] = torch.zeros_like(p.detach())
+            for p, own in zip(rows.parameters, rows.states, strict=True) if rows.relative else ():
+                if SCALE not in own or not own[SCALE][2]:
+                    assert p.grad is not None
+                    new.append((own, p, p.grad * gathered.gradient_unit))
+        if new:
+            self._set_scales(*zip(*new, strict=True))
 
     @final
     def _moved_state(self, group: Mapping[str, Any], p: Tensor) -> dict[str, Tensor]:
@@ -461,55 +356,51 @@ class VOGN(_GaussNewton):
         sharded: bool = False,
         mc_groups: int | None = None,
     ):
-        settings = {
-            "data_size": data_size,
-            "augmentation": augmentation,
-            "mc_samples": mc_samples,
-            "mc_slices": mc_slices,
-            "vectorized": vectorized,
-            "initial_curvature": initial_curvature,
-            "initial_precision": initial_precision,
-            "averaging": averaging,
-            "reduction": reduction,
-            "seed": seed,
-            "shared_noise": shared_noise,
-            "sharded": sharded,
-            "mc_groups": mc_groups,
-        }
+        size = {"data_size": data_size, "augmentation": augmentation}
+        samples = {"mc_samples": mc_samples, "mc_slices": mc_slices, "vectorized": vectorized}
+        start = {"initial_curvature": initial_curvature, "initial_precision": initial_precision}
+        rest = {"averaging": averaging, "reduction": reduction, "seed": seed}
+        ranks = {"shared_noise": shared_noise, "sharded": sharded, "mc_groups": mc_groups}
+        settings = {**size, **samples, **start, **rest, **ranks}
         group = {"momentum": momentum, "ema_rate": ema_rate}
-        super().__init__(params, lr, damping, tempering, prior_precision, prior, group, settings)
+        given = Given(lr, damping, tempering, prior_precision, initial_precision is not None)
+        super().__init__(params, given, prior, group, settings)
 
     def _draw(self, draw: int) -> int:
         slices: int = self.settings["mc_slices"]
         if slices > 1:
             self._stacked = self._stacks(draw, slices)
             return slices
-        noisy, resting = self._uncertain()
-        for own in noisy:
-            away = self._backup.taken(own.weights)  # since the sample before this one
-            noise.sample_all_(
-                *(own.weights, own.curvatures, own.scale, own.shift),
-                *(self.settings["seed"], draw, own.places),
-                means=None if away is None else away.places,
-                backup=self._backup.take(own.weights) if away is None else None,
-                offsets=own.offsets,
-            )
-        self._place_iterates(resting)
+        for rows in self._drawn():
+            curvatures, offsets = rows.lists.values()
+            if rows.places:
+                noise.sample_all_(
+                    *(rows.parameters, curvatures, rows.scale, rows.shift),  # type: ignore[arg-type]
+                    *(self.settings["seed"], draw, rows.places),
+                    backup=self._backup,
+                    offsets=offsets,
+                )
+            elif offsets is not None:
+                place_iterates(self._backup, rows.parameters, offsets)
         return 1
 
     def _stacks(self, draw: int, samples: int) -> StackedWeights:
         """The samples number draw, draw + 1, … side by side; the parameters keep the mean."""
-        noisy, resting = self._uncertain()
-        self._place_iterates(resting)  # the same for all samples
         stacks: dict[int, Tensor] = {}
-        for own in noisy:
-            means = [p.detach() for p in own.weights]
-            if own.offsets is not None:
-                means = list(torch._foreach_add(means, list(own.offsets)))
-            rows = [mean.new_empty((samples, *mean.shape)) for mean in means]
-            numbers = own.curvatures, own.scale, own.shift
-            sample_stacks_(rows, means, *numbers, self.settings["seed"], draw, own.places)
-            stacks |= {id(p): row for p, row in zip(own.weights, rows, strict=True)}
+        for rows in self._drawn():
+            curvatures, offsets = rows.lists.values()
+            if not rows.places:  # the same for all samples
+                assert offsets is not None
+                place_iterates(self._backup, rows.parameters, offsets)
+                continue
+            assert curvatures is not None
+            means = [p.detach() for p in rows.parameters]
+            if offsets is not None:
+                means = list(torch._foreach_add(means, list(offsets)))
+            own = [mean.new_empty((samples, *mean.shape)) for mean in means]
+            numbers = curvatures, rows.scale, rows.shift
+            sample_stacks_(own, means, *numbers, self.settings["seed"], draw, rows.places)
+            stacks |= {id(p): row for p, row in zip(rows.parameters, own, strict=True)}
         return StackedWeights(stacks, samples)
 
     def _run_at_once(self, closure: Callable[[], Tensor]) -> Tensor:
@@ -519,10 +410,10 @@ class VOGN(_GaussNewton):
             stacks = self._stacks(self._stream(), samples)
             for p in parameters:
                 p.grad = None
-            with watching(self._subjects(parameters), "mean", stacks=stacks, samples=samples) as stats:
+            with watching(self._subjects(parameters), "mean", transform=stacks, samples=samples) as stats:
                 loss = finish_at_once(stacks, closure, stats)
         finally:
-            self._backup.end_block()
+            self._end_block()
         self.counters["draws"] += samples
         self._gather(stats, parameters, None, None)
         self._gathered.vectorized = True
@@ -578,36 +469,19 @@ class OGN(_GaussNewton):
         sharded: bool = False,
         mc_groups: int | None = None,
     ):
-        settings = {
-            "data_size": data_size,
-            "augmentation": augmentation,
-            "mc_samples": 1,
-            "mc_slices": 1,
-            "vectorized": False,
-            "initial_curvature": initial_curvature,
-            "initial_precision": initial_precision,
-            "averaging": averaging,
-            "reduction": reduction,
-            "seed": seed,
-            "shared_noise": False,
-            "sharded": sharded,
-            "mc_groups": mc_groups,
-        }
+        size = {"data_size": data_size, "augmentation": augmentation}
+        samples = {"mc_samples": 1, "mc_slices": 1, "vectorized": False}
+        start = {"initial_curvature": initial_curvature, "initial_precision": initial_precision}
+        rest = {"averaging": averaging, "reduction": reduction, "seed": seed}
+        ranks = {"shared_noise": False, "sharded": sharded, "mc_groups": mc_groups}
+        settings = {**size, **samples, **start, **rest, **ranks}
         group = {"momentum": momentum, "ema_rate": ema_rate}
-        super().__init__(params, lr, damping, tempering, prior_precision, prior, group, settings)
+        given = Given(lr, damping, tempering, prior_precision, initial_precision is not None)
+        super().__init__(params, given, prior, group, settings)
 
     def _draw(self, draw: int) -> int:
         """The iterate is the sample."""
-        self._place_iterates(self._uncertain()[1])
+        for rows in self._drawn():
+            if rows.lists["offset"] is not None:
+                place_iterates(self._backup, rows.parameters, rows.lists["offset"])
         return 1
-
-
-def _check_start(curvature: float | None, precision: float | None) -> None:
-    if curvature is not None:
-        arguments.number("initial_curvature", curvature, 0, math.inf, open_low=True)
-    if precision is not None:
-        arguments.number("initial_precision", precision, 0, math.inf, open_low=True)
-    if curvature is not None and precision is not None:
-        raise InvalidValue(
-            f"initial_curvature={curvature} and initial_precision={precision} exclude each other. Choose one."
-        )

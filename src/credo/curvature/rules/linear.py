@@ -66,7 +66,7 @@ class Linear(Operation):
         self.tensors = (input, weight, bias)
         if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
             self.parameter_slots = frozenset()  # torch repeats a smaller bias; that goes row by row
-        self.count_examples(input)
+        self.example_rows = input
 
     def forward(self, *tensors: Tensor | None) -> tuple[Outputs, tuple[Tensor, ...]]:
         return F.linear(*tensors), ()  # type: ignore[arg-type]

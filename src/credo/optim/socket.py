@@ -1,0 +1,156 @@
+"""What torch asks of an optimiser: groups with options that are checked, state dicts, copies."""
+
+import math
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any, final
+
+from torch import nn
+
+from credo.distributed.agreement import synchronise_start
+from credo.distributed.sharding import ElementReducer, Reducer, gathered
+from credo.errors import CallOrderError
+from credo.optim import arguments, checkpoints
+from credo.optim.accumulation import Accumulating, Held
+from credo.optim.diagnostics import Diagnosed
+from credo.optim.groups import carrying_buffers, joining_group, parameter_groups, take_prior
+from credo.optim.habits import Answering
+from credo.optim.monitor import Monitor
+from credo.optim.relative import share_noise
+from credo.optim.statistics import Progress
+from credo.posterior import Posterior
+
+# The settings that methods share, and how each is checked.
+SHARED: dict[str, Callable[[Any], Any]] = {
+    "data_size": lambda given: arguments.whole("data_size", given, 1),  # N
+    "augmentation": lambda given: arguments.number("augmentation", given, 1, math.inf),  # ρ
+    "mc_samples": lambda given: arguments.whole("mc_samples", given, 1),  # K
+    "reduction": lambda given: arguments.option("reduction", given, ("mean", "sum")),
+    "seed": arguments.seed,
+    "vectorized": bool,
+    "shared_noise": bool,
+    "sharded": bool,
+    "mc_groups": arguments.groups_of_ranks,
+}
+
+
+# What they are where a method says nothing about them.
+USUAL: dict[str, Any] = {"augmentation": 1.0, "mc_samples": 1, "reduction": "mean", "seed": 0}
+
+
+class Socket(Answering, Accumulating, Diagnosed, ABC):
+    """The part of an optimiser that torch, schedulers and checkpoints see.
+
+    Tunables are in `param_groups`, learned values in `state[p]`; `settings` hold for all groups and `counters` count.
+    All of them survive `state_dict`, `deepcopy` and pickling.
+    """
+
+    _step_supports_amp_scaling = True  # a GradScaler then tells its scale at the step
+    _inside: int | None  # the thread that is inside a block
+    _progress: Progress
+    _reducer: Reducer
+    _monitor: Monitor
+    _kind_of_reducer: type[Reducer] = ElementReducer
+    _kept: tuple[str, ...] = ()  # further attributes that copies have too
+
+    def __init__(
+        self, params: Any, defaults: dict[str, Any], settings: dict[str, Any], prior: Posterior | None = None
+    ):
+        """`defaults` are those of a parameter group; `settings` hold for all groups."""
+        settings = settings | {name: usual for name, usual in USUAL.items() if name not in settings}
+        self.settings = {n: SHARED[n](given) if n in SHARED else given for n, given in settings.items()}
+        self.counters = {"step": 0, "draws": 0, "refused": 0, "refused_in_a_row": 0, "examples": 0}
+        if "relative_lr" in defaults:
+            self.counters["likelihood"] = 0  # whether the first loss was one
+        self._progress = Progress()
+        self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
+        self._start_afresh()
+        super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
+        self._note_left()  # what is older than the optimiser is not meant for it
+        synchronise_start(self, self._module_now())
+        self._monitor.begin(self.param_groups, self.names())
+        share_noise(self.param_groups, self.defaults)
+        if prior is not None:
+            take_prior(self, prior)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "posterior" in vars(cls):
+            cls.posterior = carrying_buffers(cls.posterior)  # type: ignore[attr-defined]
+
+    # Groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """torch's; refuses misspelt options and values out of range."""
+        known = {**self.defaults, **param_group}
+        arguments.known_options(param_group, self.defaults)
+        self._check_group(known)
+        super().add_param_group(joining_group(self.param_groups, param_group, self._module_now()))
+
+    @abstractmethod
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        """Refuses values out of range, by name."""
+
+    def _module_now(self) -> nn.Module | None:
+        return None if self._module is None else self._module()
+
+    # State
+
+    @gathered()
+    def state_dict(self) -> dict[str, Any]:
+        """torch's, with credo's settings and counters; plain numbers and tensors only."""
+        self._refuse_inside("save")
+        saved = super().state_dict()
+        own = checkpoints.own_state(type(self).__name__, self.settings, self.counters)
+        return {**saved, "credo": {**own, **self._held.state(), "progress": self._progress.state()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resumes exactly; refuses the state of another model or method, and then has changed nothing."""
+        self._refuse_inside("load")
+        checkpoints.check_state(self, type(self).__name__, self.settings, state_dict)
+        super().load_state_dict(state_dict)
+        checkpoints.restore_dtypes(self, state_dict)
+        self.settings.update(state_dict["credo"]["settings"])
+        self.counters.update(state_dict["credo"]["counters"])
+        self._start_afresh()
+        self._held, self._progress = Held.of(state_dict["credo"]), Progress.of(state_dict["credo"])
+        self._reducer.cut_state(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._refuse_inside("copy")
+        own = {"settings": dict(self.settings), "counters": dict(self.counters), "_reducer": self._reducer}
+        own |= {"_held": self._held, "_progress": copy(self._progress)}
+        return {**super().__getstate__(), **own, **{name: getattr(self, name) for name in self._kept}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not hasattr(self, "_module"):  # a copy does not know the module, only its parameters
+            self._module, held, waiting = None, self._reducer, self._held
+            self._start_afresh()
+            held.refuse_another_part(self._reducer)
+            self._held = waiting
+
+    @abstractmethod
+    def _start_afresh(self) -> None:
+        """Forgets the samples of the step under way."""
+
+    @abstractmethod
+    def _note_left(self) -> None:
+        """Remembers which gradients are there already."""
+
+    @final
+    def _metadata(self, *options: str) -> dict[str, Any]:
+        """What a posterior says of where it comes from, with some options of the first group."""
+        first, own = self.param_groups[0], self.settings
+        known = {"method": type(self).__name__, "data_size": own["data_size"]}
+        known |= {"augmentation": own["augmentation"], **{name: first[name] for name in options}}
+        return {**known, "step": self.counters["step"]}
+
+    def _refuse_inside(self, what: str) -> None:
+        if self._inside is not None:
+            raise CallOrderError(
+                f"cannot {what} inside a sampling block (on this thread or another): the weights are a sample there. "
+                "Leave the block first."
+            )
