@@ -18,6 +18,7 @@ from torch import Tensor
 
 from credo.curvature.accumulate import SquareAccumulator
 from credo.curvature.intercept import Interception
+from credo.curvature.loss_factor import Irregular
 from credo.curvature.many_samples import StackedWeights
 from credo.curvature.rule import widen
 from credo.curvature.tracking import Parameters, WatchedParameters, watched_parameters
@@ -79,6 +80,11 @@ class Statistics:
     def likelihood(self) -> bool:
         """Whether the loss was a log-likelihood; else it is an error of unknown scale."""
         return self._accumulator.likelihood
+
+    @property
+    def irregular(self) -> Irregular | None:
+        """What is unusual about the losses of the block."""
+        return self._accumulator.irregular
 
     def raw(self) -> tuple[dict[int, Tensor], float]:
         """Σᵢ rᵢ² by the parameter's id, not copies, and by what it is to be multiplied for Σᵢ gᵢ²."""

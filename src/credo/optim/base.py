@@ -21,6 +21,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from credo.curvature.loss_factor import Unscaled
 from credo.curvature.torch_private import DisableTorchFunction
 from credo.curvature.tracking import WatchedParameters, buffers_of
 from credo.distributed import World, world
@@ -67,6 +68,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
     _inside: int | None  # the thread that is inside a block
     _block: object = None  # what only the block that was opened last knows
     _left: checks.Left  # what the last step left in .grad
+    _frozen: tuple[Tensor, ...] = ()  # of the module, when it was given
     _unfinished = False  # whether a closure was begun and did not come to its end
     _warned: bool
     _checked: list[tuple[Any, ...]]  # the options of each group that were found in range
@@ -91,6 +93,8 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
             self.counters["likelihood"] = 0  # whether the first loss was one
         self._progress = Progress()
         self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
+        if isinstance(params, nn.Module):
+            self._frozen = tuple(p for p in params.parameters() if not p.requires_grad)
         self._start_afresh()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
         self._left = checks.Left(self._members())  # what is older than the optimiser is not meant for it
@@ -168,7 +172,9 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
 
         `before` are the sums without this one; there are none if it is the first. Returns how many examples there were.
         """
-        examples = seen.examples
+        examples, irregular = seen.examples, seen.irregular
+        if irregular is not None:
+            checks.refuse_changed_gradients(irregular, self._gathered, scale)
         if examples:
             for p in parameters:
                 if p.grad is None:
@@ -180,6 +186,9 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
         for p, grad in zip(parameters, before, strict=True) if before else ():
             if grad is not None:
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
+        if irregular is not None:
+            self._gathered.factors = irregular.factors if irregular.passes == 1 else ()
+            self._gathered.unscaled = Unscaled(irregular.factors, parameters)
         return examples
 
     # Steps
@@ -218,12 +227,16 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
         loss, alone = None, self._world.alone
         self._check_changed_settings()
+        if self._frozen:
+            checks.refuse_thawed(self._frozen, self._members(), self._module_now())
         if closure is not None:
             checks.refuse_skipped_closures()
             with checks.Clearing(self, closure) as cleared:
                 loss = self._run_share(cleared)
         if alone or self._gathered.samples:
             checks.require_samples(self._gathered, self.settings["mc_samples"])
+            if self._gathered.unscaled is not None:
+                checks.refuse_unscaled(self, self._gathered.unscaled)
         if not alone and self._shards.must_catch_up:
             self._uncertain()
         if not self._is_update(parameters := self._trainable()):
