@@ -72,6 +72,17 @@ def test_a_constant_that_was_there_before_is_no_number_of_examples(method):
     assert optimizer.counters["step"] == 3
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mean_over_one_example_has_no_number_of_examples(method):
+    model = network()
+    optimizer = build(method, model)
+    optimizer.step(lambda: 1.0 * mean_of(model, slice(0, 1)))
+    mask = torch.arange(16) == 3
+    if "KFAC" not in method:  # its factors are over all examples
+        optimizer.step(lambda: (F.cross_entropy(model(X), Y, reduction="none") * mask).sum() / mask.sum())
+    assert not optimizer.counters["refused"]
+
+
 def test_what_belongs_to_the_losses_or_is_declared_is_taken():
     model = network()
     with credo.capture(model) as stats:

@@ -89,7 +89,7 @@ def _products(factors: Sequence[Factor]) -> Iterable[float]:
 def refuse_number_of_examples(factors: Sequence[Factor], examples: int, constants: set[float]) -> None:
     """A mean that was multiplied by the number of its examples is a sum. `constants` were there at other numbers."""
     for product in set(_products(factors)):
-        if product not in constants and abs(product / examples - 1) < 1e-6:
+        if examples > 1 and product not in constants and abs(product / examples - 1) < 1e-6:
             raise UnsupportedOperation(
                 f"reduction='mean' is declared, and a mean over {examples} examples is multiplied by {examples}, their "
                 "number, which makes it a sum: squares would be that number squared too large. Leave the product "

@@ -157,7 +157,7 @@ class ForwardObserver(TorchFunctionMode, ABC):
         factors, below = outer_factors(call.roots, call.seeds)
         if self._reduction != "mean" or not takes_mean(below):
             return ()
-        if self.counted and examples > 1:
+        if self.counted:
             refuse_number_of_examples(factors, examples, self._subjects.factors)
         return tuple(factors)
 
