@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from credo.curvature.loss_factor import Unscaled
 from credo.curvature.torch_private import (
     DisableTorchFunction,
     global_post_hooks,
@@ -140,7 +141,9 @@ class BayesianOptimizer(Socket):
 
         `before` are the sums without this one; there are none if it is the first. Returns how many examples there were.
         """
-        examples = seen.examples
+        examples, irregular = seen.examples, seen.irregular
+        if irregular is not None:
+            checks.refuse_changed_gradients(irregular, self._gathered, scale)
         if examples:
             for p in parameters:
                 if p.grad is None:
@@ -152,6 +155,9 @@ class BayesianOptimizer(Socket):
         for p, grad in zip(parameters, before, strict=True) if before else ():
             if grad is not None:
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
+        if irregular is not None:
+            self._gathered.factors = irregular.factors if irregular.passes == 1 else ()
+            self._gathered.unscaled = Unscaled(irregular.factors, parameters)
         return examples
 
     @final
@@ -212,11 +218,15 @@ class BayesianOptimizer(Socket):
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
         loss, reducer, samples = None, self._reducer, self.settings["mc_samples"]
         self._check_changed_settings()
+        if self._frozen:
+            checks.refuse_thawed(self._frozen, self._members(), self._module_now())
         if closure is not None:
             loss = self._run_closure(closure)
         gathered = self._gathered
         if (reducer.alone or gathered.samples) and gathered.samples != samples and not gathered.vectorized:
             checks.require_samples(gathered, samples)
+        if gathered.unscaled is not None:
+            checks.refuse_unscaled(self, gathered.unscaled)
         if not reducer.alone and reducer.must_catch_up:
             self._catch_up()
         parameters = self._trainable()
