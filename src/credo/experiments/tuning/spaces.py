@@ -169,13 +169,10 @@ def space_of(training: Training, optimizer: Optimizer, search: Search | None = N
 
 
 def _why_empty(search: Search | None, row: tuple[Number, ...]) -> str:
-    names = ", ".join(n.argument for n in row)
-    asked = (
-        "search names nothing"
-        if search is not None and not list(search)
-        else "with these settings there is none"
-    )
-    return f"{asked} of {names}. Leave search out, or name one that the method has with these settings."
+    names = [n.argument for n in row]
+    asked = names if search is None else [name for name in names if name in search]
+    why = f"with these settings it has none of {', '.join(asked)}." if asked else "search names nothing."
+    return f"{why} Leave search out, or name some of {', '.join(names)} that it has."
 
 
 def _ranges(
