@@ -94,8 +94,9 @@ class OfLabels(OfLogits):
 class OfValues:
     """The Gaussian NLL with the variance `value`·noise + epistemic; the noise may be what the model tells.
 
-    Of C samples the squared error of the mean is too high by v/C, v their variance. If they are Gaussian, what they say of
-    V = v + noise has the relative variance q = 2v²/((C − 1)V²): log V is too low by q/2, 1/V too high by the factor 1 + q.
+    Of C samples the squared error of the mean is too high by v/C, v their variance. If they are Gaussian, what they
+    say of V = v + noise has the relative variance q = 2v²/((C − 1)V²). So log V is too low by q/2, and 1/V too high by
+    the factor 1 + q.
     """
 
     def __init__(self, noise: Tensor | None, unbiased: bool) -> None:
