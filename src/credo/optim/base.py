@@ -275,7 +275,7 @@ class BayesianOptimizer(Socket):
         """Among several processes an empty share of the batch takes part in the step all the same."""
         self._gathered = self._nothing_gathered()
         try:
-            if self.settings.get("vectorized"):
+            if self.settings.get("vectorized") and self.settings["mc_samples"] > 1:
                 return self._run_at_once(closure)
             losses = []
             for _ in range(self.settings["mc_samples"]):
