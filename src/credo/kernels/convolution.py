@@ -3,7 +3,7 @@
     rᵢ[o, c, k] = Σₚ gᵢ[o, p] · xᵢ[c, stride·p + dilation·k − padding]
 
 o output and c input channels, k places in the kernel, p places in the output; one to three spatial dimensions. The
-M tensors rᵢ are never in memory together: the C++ kernel has a register tile of one, the twin a few megabytes.
+M tensors rᵢ are never in memory together: the C++ kernel has a register tile of one, plain torch has a few megabytes.
 """
 
 import math
@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, empty_like
 
 from credo.kernels import native
-from credo.kernels.convolution_twin import empty_sums, weight_sums_twin
+from credo.kernels.convolution_reference import Geometry, empty_sums, weight_sums_reference
 from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.linear import row_sums
 from credo.kernels.prepared import Prepared
 from credo.kernels.scratch import LIMIT, workspace
-from credo.kernels.unfolding import Geometry
 
-__all__ = ["Geometry", "weight_sums", "weight_sums_twin"]
+__all__ = ["Geometry", "weight_sums", "weight_sums_reference"]
 
 
 def weight_sums(
@@ -51,7 +50,7 @@ def sums_at(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
     x, g = readable(x), readable(g)
     if plan := _plan(x, g, at):
         return plan(x, g)
-    return weight_sums_twin(x, g, *at) if _kernel(x) is None else sums_of_halves(x, g, at)
+    return weight_sums_reference(x, g, at) if _kernel(x) is None else sums_of_halves(x, g, at)
 
 
 def _has_one_place(g: Tensor, at: Geometry) -> bool:

@@ -16,7 +16,7 @@ from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.prepared import Prepared
 from credo.kernels.scratch import is_worth_space, scratch, spacious, workspace
 
-CHUNK = 1 << 20  # bytes that the twin works on at a time
+CHUNK = 1 << 20  # bytes that plain torch works on at a time
 Gradients = tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]
 
 
