@@ -4,7 +4,16 @@ from dataclasses import replace
 from typing import Final
 
 from credo.experiments.recipe import Recipe, Row, Setting, Training
-from credo.experiments.recipes.published import numbers
+from credo.experiments.recipes.published import table
+
+PUBLISHED: Final = table(
+    """
+    adam        71.98±0.117  0.733±0.021  67.67±0.513  0.937±0.012  0.021±0.002  0.794±0.001  210  6.96
+    bbb         66.84±0.003  0.957±0.006  64.61±0.331  1.018±0.006  0.045±0.005  0.784±0.003  800  11.43
+    mc-dropout  68.41±0.581  0.870±0.101  67.65±1.317  0.99±0.026   0.087±0.009  0.797±0.006  210  6.95
+    vogn        70.79±0.763  0.880±0.02   67.32±1.310  0.938±0.024  0.046±0.002  0.8±0.002    210  18.33
+    """
+)
 
 INITIAL: Final[dict[str, Setting]] = {"xavier": True}
 DROPOUT: Final[dict[str, Setting]] = {"dropout": 0.1}
@@ -16,16 +25,7 @@ ADAM: Final = Row(
     "adam",
     paper=replace(PAPER, settings={"lr": 1e-3, "weight_decay": 1e-2}),
     cpu=replace(CPU, settings={"lr": 2e-3, "weight_decay": 2e-4}),
-    published=numbers(
-        train=(71.98, 0.117),
-        train_nll=(0.733, 0.021),
-        accuracy=(67.67, 0.513),
-        nll=(0.937, 0.012),
-        ece=(0.021, 0.002),
-        auroc=(0.794, 0.001),
-        epochs=210,
-        seconds=6.96,
-    ),
+    published=PUBLISHED["adam"],
 )
 
 BBB: Final = Row(
@@ -47,16 +47,7 @@ BBB: Final = Row(
         samples=100,
     ),
     cpu=replace(CPU, method="bbb", settings={"lr": 1e-3, "prior_precision": 1.0}),
-    published=numbers(
-        train=(66.84, 0.003),
-        train_nll=(0.957, 0.006),
-        accuracy=(64.61, 0.331),
-        nll=(1.018, 0.006),
-        ece=(0.045, 0.005),
-        auroc=(0.784, 0.003),
-        epochs=800,
-        seconds=11.43,
-    ),
+    published=PUBLISHED["bbb"],
 )
 
 MC_DROPOUT: Final = Row(
@@ -73,16 +64,7 @@ MC_DROPOUT: Final = Row(
         settings={"lr": 1e-2, "momentum": 0.9, "weight_decay": 1e-4},
         model_options=DROPOUT,
     ),
-    published=numbers(
-        train=(68.41, 0.581),
-        train_nll=(0.870, 0.101),
-        accuracy=(67.65, 1.317),
-        nll=(0.99, 0.026),
-        ece=(0.087, 0.009),
-        auroc=(0.797, 0.006),
-        epochs=210,
-        seconds=6.95,
-    ),
+    published=PUBLISHED["mc-dropout"],
 )
 
 VOGN_SETTINGS: Final[dict[str, Setting]] = {
@@ -103,16 +85,7 @@ VOGN: Final = Row(
     "vogn",
     paper=VOGN_PAPER,
     cpu=replace(CPU, method="vogn", settings={"lr": 1.5e-3, "damping": 3e-2, "prior_precision": 10.0}),
-    published=numbers(
-        train=(70.79, 0.763),
-        train_nll=(0.880, 0.02),
-        accuracy=(67.32, 1.310),
-        nll=(0.938, 0.024),
-        ece=(0.046, 0.002),
-        auroc=(0.8, 0.002),
-        epochs=210,
-        seconds=18.33,
-    ),
+    published=PUBLISHED["vogn"],
 )
 
 VOGN_DEFAULTS: Final = Row(

@@ -4,7 +4,15 @@ from dataclasses import replace
 from typing import Final
 
 from credo.experiments.recipe import Recipe, Row, Setting, Training
-from credo.experiments.recipes.published import numbers
+from credo.experiments.recipes.published import table
+
+PUBLISHED: Final = table(
+    """
+    adam        97.74±0.140  0.059±0.012  86.00±0.257  0.55±0.01    0.082±0.002  0.877±0.001  160  11.97
+    mc-dropout  88.23±0.243  0.317±0.045  82.85±0.208  0.51±0.0     0.166±0.025  0.768±0.004  161  12.51
+    vogn        91.62±0.07   0.263±0.051  84.27±0.195  0.477±0.006  0.040±0.002  0.876±0.002  161  53.14
+    """
+)
 
 PAPER: Final = Training(
     "adam",
@@ -30,16 +38,7 @@ ADAM: Final = Row(
     "adam",
     paper=replace(PAPER, settings={"lr": 1e-3, "weight_decay": 5e-4}, epochs=160),
     cpu=replace(CPU, settings={"lr": 1e-3}),
-    published=numbers(
-        train=(97.74, 0.140),
-        train_nll=(0.059, 0.012),
-        accuracy=(86.00, 0.257),
-        nll=(0.55, 0.01),
-        ece=(0.082, 0.002),
-        auroc=(0.877, 0.001),
-        epochs=160,
-        seconds=11.97,
-    ),
+    published=PUBLISHED["adam"],
 )
 
 MC_DROPOUT: Final = Row(
@@ -56,16 +55,7 @@ MC_DROPOUT: Final = Row(
         settings={"lr": 1e-1, "momentum": 0.9, "weight_decay": 1e-4},
         model_options={**CPU.model_options, "dropout": 0.1},
     ),
-    published=numbers(
-        train=(88.23, 0.243),
-        train_nll=(0.317, 0.045),
-        accuracy=(82.85, 0.208),
-        nll=(0.51, 0.0),
-        ece=(0.166, 0.025),
-        auroc=(0.768, 0.004),
-        epochs=161,
-        seconds=12.51,
-    ),
+    published=PUBLISHED["mc-dropout"],
 )
 
 VOGN_SETTINGS: Final[dict[str, Setting]] = {
@@ -84,16 +74,7 @@ VOGN: Final = Row(
     "vogn",
     paper=replace(PAPER, method="vogn", settings=VOGN_SETTINGS),
     cpu=replace(CPU, method="vogn"),
-    published=numbers(
-        train=(91.62, 0.07),
-        train_nll=(0.263, 0.051),
-        accuracy=(84.27, 0.195),
-        nll=(0.477, 0.006),
-        ece=(0.040, 0.002),
-        auroc=(0.876, 0.002),
-        epochs=161,
-        seconds=53.14,
-    ),
+    published=PUBLISHED["vogn"],
 )
 
 VOGN_DEFAULTS: Final = Row(
