@@ -19,7 +19,7 @@ from credo.curvature.rules.convolution import Convolution, movement
 from credo.curvature.rules.linear import OuterProducts, bias_gradient
 from credo.curvature.torch_private import is_any_autocast_enabled
 from credo.kernels import linear as kernel
-from credo.kernels.stacked_convolution import Flat, Pair, Stacked, stacked
+from credo.kernels.stacked_convolution import Flat, Pair, PlannedStack, stacked
 
 
 @final
@@ -125,7 +125,9 @@ class StackedConvolution(Operation):
     parameter_slots = frozenset({1, 2})
     name = "convolution"
 
-    def __init__(self, convolution: Convolution, weights: Tensor, biases: Tensor | None, kernel: Stacked):
+    def __init__(
+        self, convolution: Convolution, weights: Tensor, biases: Tensor | None, kernel: PlannedStack
+    ):
         self._inner, self._weights, self._biases, self._kernel = convolution, weights, biases, kernel
         self.tensors, self.lead = convolution.release(), convolution.lead
 

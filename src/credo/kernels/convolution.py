@@ -94,7 +94,7 @@ def one_place_sums(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
     return total, squares
 
 
-class Planned:
+class PlannedConvolution:
     """The C++ kernel for inputs and gradients of one size and layout."""
 
     def __init__(self, kernel: native.Kernel, x: Tensor, g: Tensor, at: Geometry):
@@ -114,7 +114,7 @@ class Planned:
         return total, squares
 
 
-def _planned(x: Tensor, g: Tensor, at: Geometry) -> Planned | None:
+def _planned(x: Tensor, g: Tensor, at: Geometry) -> PlannedConvolution | None:
     """Where the kernel can take x and g as they are, and needs not too much scratch memory for its copies of them."""
     wide = x.dtype is g.dtype and x.dtype in (torch.float32, torch.float64)
     if not wide or x.numel() == 0 or g.numel() == 0 or _has_one_place(g, at):
@@ -122,14 +122,14 @@ def _planned(x: Tensor, g: Tensor, at: Geometry) -> Planned | None:
     as_they_are = readable(x) is x and readable(g) is g and not _skips(at)
     if not as_they_are or (kernel := _kernel(x)) is None:
         return None
-    plan = Planned(kernel, x, g, at)
+    plan = PlannedConvolution(kernel, x, g, at)
     return None if plan.scratch_bytes > LIMIT and split(x, g, at) else plan
 
 
 _prepared = Prepared(_planned)
 
 
-def _plan(x: Tensor, g: Tensor, at: Geometry) -> Planned | None:
+def _plan(x: Tensor, g: Tensor, at: Geometry) -> PlannedConvolution | None:
     kind = (x.shape, x.stride(), x.dtype, x.is_cpu, g.shape, g.stride(), g.dtype, at)
     return _prepared.get(kind, x, g, at)
 

@@ -67,7 +67,7 @@ def _kernel(x: Tensor) -> native.Kernel | None:
     return native.kernel(f"batch_norm_{native.suffix(x.dtype)}") if x.is_cpu and x.numel() else None
 
 
-class Planned:
+class PlannedNormalisation:
     """The C++ kernel for inputs and gradients of one size and layout, both channels first or both channels last."""
 
     def __init__(self, kernel: native.Kernel, x: Tensor, g: Tensor, training: bool):
@@ -97,12 +97,12 @@ class Planned:
         return gx, *sums.unbind()  # type: ignore[return-value]
 
 
-def _planned(x: Tensor, g: Tensor, training: bool) -> Planned | None:
+def _planned(x: Tensor, g: Tensor, training: bool) -> PlannedNormalisation | None:
     """Where the kernel can take x and g as they are."""
     if x.dtype not in (torch.float32, torch.float64) or (kernel := _kernel(x)) is None:
         return None
     readable_x, readable_g = alike(readable(x), readable(g))
-    return Planned(kernel, x, g, training) if readable_x is x and readable_g is g else None
+    return PlannedNormalisation(kernel, x, g, training) if readable_x is x and readable_g is g else None
 
 
 _prepared = Prepared(_planned)
@@ -110,7 +110,7 @@ _prepared = Prepared(_planned)
 
 def _plan(
     x: Tensor, g: Tensor, training: bool, weight: Tensor | None, mean: Tensor, invstd: Tensor
-) -> Planned | None:
+) -> PlannedNormalisation | None:
     dtype = x.dtype
     if weight is not None and not (weight.dtype is dtype and weight.is_contiguous()):
         return None

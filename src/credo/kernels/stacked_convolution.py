@@ -30,7 +30,7 @@ class Flat(NamedTuple):
     groups: int
 
 
-class Stacked:
+class PlannedStack:
     """The kernel for one kind of inputs and weights: what calls of it have in common."""
 
     def __init__(self, kernel: native.Kernel, x: Tensor, weights: Tensor, at: Flat):
@@ -72,7 +72,7 @@ class Stacked:
         return out
 
 
-def stacked(x: Tensor, weights: Tensor, biases: Tensor | None, at: Flat) -> Stacked | None:
+def stacked(x: Tensor, weights: Tensor, biases: Tensor | None, at: Flat) -> PlannedStack | None:
     """How to do it for tensors like these; None where the kernel does not suit them."""
     alike = x.is_contiguous() and weights.is_contiguous() and x.dtype is weights.dtype
     if not alike or not x.is_cpu or not (biases is None or _suits(biases, weights)):
@@ -80,7 +80,7 @@ def stacked(x: Tensor, weights: Tensor, biases: Tensor | None, at: Flat) -> Stac
     return _prepared.get((x.shape, weights.shape, x.dtype, at), x, weights, at)
 
 
-def _make(x: Tensor, weights: Tensor, at: Flat) -> Stacked | None:
+def _make(x: Tensor, weights: Tensor, at: Flat) -> PlannedStack | None:
     dims, wide = x.dim() - 2, x.dtype in (torch.float32, torch.float64)
     if dims not in (1, 2) or not wide or x.numel() == 0 or weights.numel() == 0:
         return None
@@ -95,7 +95,7 @@ def _make(x: Tensor, weights: Tensor, at: Flat) -> Stacked | None:
     if columns * of_a_column > WORK or idle * of_a_column > IDLE:
         return None
     kernel = native.kernel(f"stacked_convolution_{native.suffix(x.dtype)}")
-    plan = None if kernel is None else Stacked(kernel, x, weights, at)
+    plan = None if kernel is None else PlannedStack(kernel, x, weights, at)
     return plan if plan is not None and plan.scratch_bytes <= LIMIT else None
 
 
