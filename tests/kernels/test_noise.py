@@ -91,7 +91,7 @@ def test_the_numbers_are_those_of_the_description(where, dtype):
 
 @pytest.mark.parametrize("where", available())
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_twin_and_kernels_agree_to_the_last_bits(where, dtype):
+def test_reference_and_kernels_agree_to_the_last_bits(where, dtype):
     with forced("off"):
         reference = normals(300_001, dtype=dtype)
     with forced(where):

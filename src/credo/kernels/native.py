@@ -155,7 +155,7 @@ def symbol(name: str, instruction_set: str) -> Kernel:
 
 @cache
 def warn_once(failure: str) -> None:
-    """Say once per process that plain torch runs: right results, at 1.2 to 1.7 times the time."""
+    """Say once per process that plain torch runs: right results, more slowly."""
     warnings.warn(
         f"credo runs on its pure-torch kernels, which are slower: {failure}.", RuntimeWarning, stacklevel=4
     )
