@@ -8,8 +8,9 @@ INPUTS := pyproject.toml setup.py constraints.txt $(wildcard src/credo/kernels/b
 demo: .venv/experiments.stamp     ## Adam, MC-dropout and VOGN on handwritten digits, side by side
 	$(BIN)/credo demo --out demo
 
-test: .venv/dev.stamp             ## every test
-	$(BIN)/python -m pytest
+# A file of tests stays in one process, so what its tests share is made once.
+test: .venv/dev.stamp             ## every test, in two processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # With VERSION=2.15.0, say; TESTS narrows what is run. On Linux the package index answers with a CUDA build of several
 # gigabytes; TORCH_INDEX=https://download.pytorch.org/whl/cpu has small ones. `make clean` removes the environment.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from credo.calibration.objectives import Grid, Objective, OfClasses, OfLabels, OfValues, minimise
 from credo.errors import InvalidType, InvalidValue
-from credo.metrics.layouts import IGNORED
+from credo.metrics.targets import IGNORED
 from credo.posterior.base import Posterior
 from credo.posterior.model_copy import preserve_rng
 from credo.predict.ensemble import Ensemble

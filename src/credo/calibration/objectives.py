@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from credo.errors import InvalidValue
-from credo.metrics.layouts import class_rows, label_targets, value_targets
 from credo.metrics.regression import each_gaussian_nll
+from credo.metrics.targets import class_rows, label_targets, value_targets
 from credo.predict.prediction import Outputs, RegressionAverage, tempered, wide
 
 

@@ -284,7 +284,7 @@ class Interception(TorchFunctionMode):
             self._examples_second = before
 
     def _derive(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A call on parameters alone: run it on their private twins, and hand out the result as derived."""
+        """A call on parameters alone: run it on their private copies, and hand out the result as derived."""
         parents = [s for s in map(self._provenance.source, tensors_in((*args, *kwargs.values()))) if s]
         if _writes_in_place(func) and not parents[0].is_parameter:
             raise UnsupportedOperation(
