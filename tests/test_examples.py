@@ -57,6 +57,15 @@ def test_continual_digits(capsys):
     assert after_both[1] > after_both[0]
 
 
+def test_tabular(capsys):
+    pytest.importorskip("sklearn", reason="extra: sklearn")
+    pytest.importorskip("pandas", reason="extra: sklearn")
+    from examples import tabular
+
+    assert tabular.main(max_iter=30) > 0.8
+    assert "epistemic" in capsys.readouterr().out
+
+
 def test_lightning_trains_an_unmodified_module():
     from examples import lightning_module
 
