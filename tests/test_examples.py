@@ -66,6 +66,18 @@ def test_tabular(capsys):
     assert "epistemic" in capsys.readouterr().out
 
 
+def test_language_model(capsys):
+    pytest.importorskip("transformers", reason="extra: hf")
+    pytest.importorskip("peft", reason="extra: hf")
+    from examples import language_model
+
+    with torch.random.fork_rng():
+        familiar, unfamiliar = language_model.main(epochs=8)
+    assert familiar > 0
+    assert unfamiliar > 0
+    assert "weights have a posterior" in capsys.readouterr().out
+
+
 def test_lightning_trains_an_unmodified_module():
     from examples import lightning_module
 
