@@ -24,6 +24,7 @@ ORDER = [
     {"calibration", "baselines"},
     {"models", "data"},
     {"continual"},
+    {"integrations", "sklearn"},
     {"experiments"},
     {"cli"},
     {"__main__"},

@@ -57,6 +57,27 @@ def test_continual_digits(capsys):
     assert after_both[1] > after_both[0]
 
 
+def test_tabular(capsys):
+    pytest.importorskip("sklearn", reason="extra: sklearn")
+    pytest.importorskip("pandas", reason="extra: sklearn")
+    from examples import tabular
+
+    assert tabular.main(max_iter=30) > 0.8
+    assert "epistemic" in capsys.readouterr().out
+
+
+def test_language_model(capsys):
+    pytest.importorskip("transformers", reason="extra: hf")
+    pytest.importorskip("peft", reason="extra: hf")
+    from examples import language_model
+
+    with torch.random.fork_rng():
+        familiar, unfamiliar = language_model.main(epochs=8)
+    assert familiar > 0
+    assert unfamiliar > 0
+    assert "weights have a posterior" in capsys.readouterr().out
+
+
 def test_lightning_trains_an_unmodified_module():
     from examples import lightning_module
 
