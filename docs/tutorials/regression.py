@@ -1,0 +1,2 @@
+# %% [markdown]
+# # regression
