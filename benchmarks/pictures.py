@@ -26,7 +26,9 @@ def boundaries(path: Path, steps: int = 1500) -> None:
     """One panel for each number of examples, twenty networks in each."""
     points, labels = make_moons(SIZES[-1], noise=0.15, random_state=1)
     x, y = torch.tensor(points, dtype=torch.float32), torch.tensor(labels)
-    order = torch.cat([torch.stack([(y == c).nonzero().flatten() for c in (0, 1)], 1).flatten()])  # classes in turn
+    order = torch.cat(
+        [torch.stack([(y == c).nonzero().flatten() for c in (0, 1)], 1).flatten()]
+    )  # classes in turn
     axes = torch.meshgrid(torch.linspace(-2.2, 3.2, 140), torch.linspace(-1.7, 2.2, 140), indexing="xy")
     plane = torch.stack([axis.flatten() for axis in axes], 1)
     figure, panels = plt.subplots(1, len(SIZES), figsize=(11, 2.7), sharex=True, sharey=True)
@@ -36,12 +38,18 @@ def boundaries(path: Path, steps: int = 1500) -> None:
         seen, classes = x[order[:size]], y[order[:size]]
         optimizer = credo.VOGN(model, data_size=size)
         for _ in range(steps):
-            optimizer.step(lambda seen=seen, classes=classes: F.cross_entropy(model(seen), classes, reduction="none"))
+            optimizer.step(
+                lambda seen=seen, classes=classes: F.cross_entropy(model(seen), classes, reduction="none")
+            )
         drawn = credo.predict(model, optimizer.posterior(), plane, samples=20, keep_samples=True)
-        panel.contourf(*axes, drawn.probs[:, 1].view(140, 140), 20, cmap="PuOr", vmin=-0.6, vmax=1.6, alpha=0.45)
+        panel.contourf(
+            *axes, drawn.probs[:, 1].view(140, 140), 20, cmap="PuOr", vmin=-0.6, vmax=1.6, alpha=0.45
+        )
         for sample in drawn.samples:
             panel.contour(*axes, sample[:, 1].view(140, 140), [0.5], colors=VOGN, linewidths=0.7)
-        panel.scatter(*seen.T, c=classes, cmap="PuOr", vmin=-0.4, vmax=1.4, s=18, edgecolors="k", linewidths=0.4)
+        panel.scatter(
+            *seen.T, c=classes, cmap="PuOr", vmin=-0.4, vmax=1.4, s=18, edgecolors="k", linewidths=0.4
+        )
         panel.set_title(f"{size} examples")
         panel.set_axis_off()
     figure.savefig(path)
@@ -58,7 +66,10 @@ def demo(path: Path, epochs: int = 60) -> None:
     for method in ("Adam", "VOGN"):
         torch.manual_seed(0)
         model = credo.models.MLP((64, 100, 8))
-        make = {"Adam": lambda m: torch.optim.Adam(m.parameters()), "VOGN": lambda m: credo.VOGN(m, data_size=300)}
+        make = {
+            "Adam": lambda m: torch.optim.Adam(m.parameters()),
+            "VOGN": lambda m: credo.VOGN(m, data_size=300),
+        }
         optimizer = make[method](model)
         for _ in range(epochs):
             for batch in train[torch.randperm(300)].split(32):
@@ -67,19 +78,31 @@ def demo(path: Path, epochs: int = 60) -> None:
                     F.cross_entropy(model(x[batch]), y[batch]).backward()
                 optimizer.step()
         posterior = optimizer.posterior() if method == "VOGN" else "mean"
-        answers[method] = [credo.predict(model, posterior, x[rows], samples=30) for rows in (test, unfamiliar)]
+        answers[method] = [
+            credo.predict(model, posterior, x[rows], samples=30) for rows in (test, unfamiliar)
+        ]
 
     figure, (left, *panels) = plt.subplots(1, 3, figsize=(11, 3))
     left.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
     for colour, (method, (familiar, _)) in zip((ADAM, VOGN), answers.items(), strict=True):
         curve = credo.metrics.calibration_curve(familiar.probs, y[test], bins=8)
         some = curve.examples > 0
-        left.plot(curve.confidence[some], curve.accuracy[some], "o-", color=colour, label=method, markersize=4)
-    left.set(xlabel="confidence", ylabel="accuracy", title="calibration on 0 to 7", xlim=(0.2, 1.02), ylim=(0, 1.05))
+        left.plot(
+            curve.confidence[some], curve.accuracy[some], "o-", color=colour, label=method, markersize=4
+        )
+    left.set(
+        xlabel="confidence",
+        ylabel="accuracy",
+        title="calibration on 0 to 7",
+        xlim=(0.2, 1.02),
+        ylim=(0, 1.05),
+    )
     left.legend()
     for panel, (method, both) in zip(panels, answers.items(), strict=True):
         for prediction, colour, label in zip(both, (VOGN, ADAM), ("0 to 7", "8 and 9"), strict=True):
-            panel.hist(prediction.entropy, 20, range=(0, 2.08), color=colour, alpha=0.65, density=True, label=label)
+            panel.hist(
+                prediction.entropy, 20, range=(0, 2.08), color=colour, alpha=0.65, density=True, label=label
+            )
         panel.set(xlabel="entropy of the prediction, nats", title=f"{method}: familiar and unfamiliar digits")
         panel.set_yticks([])
     panels[0].legend()

@@ -6,7 +6,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*).*?\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w*).*?\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True)

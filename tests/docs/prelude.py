@@ -1,5 +1,7 @@
 """What the pages take for granted: a trained classifier, its data, and the usual imports."""
 
+import os
+import socket
 from typing import Any
 
 import torch
@@ -53,8 +55,13 @@ def prelude(page: str) -> dict[str, Any]:
             torch.utils.data.TensorDataset(x[100:], y[100:]), batch_size=20
         ),
         "N": 100,
+        "examples": credo.data.Examples(x[:100], y[:100]),
+        "own_part": credo.predict(model, posterior, x[:100]),
+        "own_targets": y[:100],
+        "yesterday": posterior,
+        "today": train_set,
     }
-    return names | EXTRA.get(page, lambda: {})()
+    return names | EXTRA.get(page, dict)()
 
 
 def _swag() -> dict[str, Any]:
@@ -69,5 +76,19 @@ def _library() -> dict[str, Any]:
     return {}
 
 
+def _one_rank() -> dict[str, Any]:
+    """What torchrun sets, for one process; the test leaves the group."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    return {}
+
+
 LIBRARY = torch.library.Library("mylib", "DEF")
-EXTRA = {"docs/baselines.md": _swag, "docs/engine.md": _library, "docs/how-to/layer_rule.md": _library}
+EXTRA = {
+    "docs/baselines.md": _swag,
+    "docs/engine.md": _library,
+    "docs/how-to/layer_rule.md": _library,
+    "docs/distributed.md": _one_rank,
+}

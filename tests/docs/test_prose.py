@@ -8,7 +8,12 @@ from tests.docs import pages
 
 MEAN = 18.0  # words a sentence
 WORDS = 1500  # words a page
-REFERENCE = ("docs/api/", "docs/results.md", "docs/refusals.md", "docs/out_of_the_box.md")  # looked up, not read
+REFERENCE = (
+    "docs/api/",
+    "docs/results.md",
+    "docs/refusals.md",
+    "docs/out_of_the_box.md",
+)  # looked up, not read
 ALL = [path for path in pages.pages() if "notebook" not in path.parts]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
-import tutorials  # noqa: E402  beside this file; hooks are loaded by path
+import tutorials
 
 
 def on_files(files: Files, config: Any) -> Files:
