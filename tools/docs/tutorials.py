@@ -10,10 +10,10 @@ the second value when it is run small; pages show the first. What a cell prints 
 import contextlib
 import hashlib
 import io
-import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,9 @@ def rendered(path: Path) -> Path:
     folder = CACHE / f"{path.stem}-{digest.hexdigest()[:16]}"
     if not (folder / f"{path.stem}.md").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, __file__, str(path), str(folder)], check=True, env=dict(os.environ))
+        command = [sys.executable, __file__, str(path.resolve()), str(folder.resolve())]
+        with tempfile.TemporaryDirectory() as elsewhere:  # what a tutorial writes is not left in the tree
+            subprocess.run(command, check=True, cwd=elsewhere)
     return folder
 
 
