@@ -1,10 +1,12 @@
 """The pictures of the site that are no tutorial's: `python -m benchmarks.pictures [FOLDER]`, docs/figures unless given.
 
 two-moons.png: decision boundaries of networks drawn from VOGN's posterior, as data arrive (about ten seconds).
+step-time.png: the table of docs/benchmarks.md as bars.
 demo.png: calibration, and entropy of familiar and unfamiliar inputs, of one seed of `credo demo` (about ten seconds).
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -20,6 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools" / "docs"))
 from style import ADAM, GREY, STYLE, VOGN
 
 SIZES = (4, 16, 64, 256)
+
+
+def losses(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y, reduction="none")
 
 
 def boundaries(path: Path, steps: int = 1500) -> None:
@@ -38,9 +44,7 @@ def boundaries(path: Path, steps: int = 1500) -> None:
         seen, classes = x[order[:size]], y[order[:size]]
         optimizer = credo.VOGN(model, data_size=size)
         for _ in range(steps):
-            optimizer.step(
-                lambda seen=seen, classes=classes: F.cross_entropy(model(seen), classes, reduction="none")
-            )
+            optimizer.step(partial(losses, model, seen, classes))
         drawn = credo.predict(model, optimizer.posterior(), plane, samples=20, keep_samples=True)
         panel.contourf(
             *axes, drawn.probs[:, 1].view(140, 140), 20, cmap="PuOr", vmin=-0.6, vmax=1.6, alpha=0.45
@@ -109,10 +113,32 @@ def demo(path: Path, epochs: int = 60) -> None:
     figure.savefig(path)
 
 
+def step_time(path: Path) -> None:
+    """The numbers stand in docs/benchmarks.md, once."""
+    lines = (Path(__file__).parents[1] / "docs" / "benchmarks.md").read_text().splitlines()
+    rows = [
+        [cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")
+    ]
+    networks = rows[0][1:]
+    shown = ("VOGN", "IVON of credo", "IVON of ivon-opt", "Bayes by Backprop", "VOGN without kernels")
+    end = next(i for i, row in enumerate(rows) if row[0].startswith("peak memory"))
+    times = {row[0]: list(map(float, row[1:])) for row in rows[2:end] if row[0] in shown}
+    figure, panel = plt.subplots(figsize=(9, 3))
+    panel.axhline(1, color=GREY, linewidth=0.8)
+    for i, name in enumerate(shown):
+        places = [k + (i - 2) * 0.16 for k in range(len(networks))]
+        panel.bar(places, times[name], width=0.15, label=name)
+    panel.set_xticks(range(len(networks)), networks)
+    panel.set(ylabel="time of a step / Adam's")
+    panel.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.25))
+    figure.savefig(path)
+
+
 def main(folder: str = "docs/figures") -> None:
     matplotlib.use("Agg")
     with matplotlib.rc_context(STYLE):
         boundaries(Path(folder, "two-moons.png"))
+        step_time(Path(folder, "step-time.png"))
         demo(Path(folder, "demo.png"))
 
 

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_no_indented_code(path: Path) -> None:
     lines = text.splitlines()
     bad = [
         line
-        for before, line in zip(lines, lines[1:], strict=False)
+        for before, line in pairwise(lines)
         if line.startswith("    ")
         and not before.strip()
         and not line.strip().startswith(("-", "members:", "options:"))
