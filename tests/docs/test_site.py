@@ -69,6 +69,14 @@ def test_every_page_is_in_the_navigation() -> None:
     assert listed == written | {f"tutorials/{path.stem}.md" for path in TUTORIALS}
 
 
+def test_the_version_is_the_same_everywhere() -> None:
+    package = (pages.ROOT / "pyproject.toml").read_text()
+    citation = (pages.ROOT / "CITATION.cff").read_text()
+    assert re.findall(r'^version = "(.*)"', package, re.MULTILINE) == [credo.__version__]
+    assert re.findall(r"^version: (.*)", citation, re.MULTILINE) == [credo.__version__]
+    assert f"## {credo.__version__} " in (pages.ROOT / "CHANGELOG.md").read_text()
+
+
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_tutorials_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At their small size, every cell."""
