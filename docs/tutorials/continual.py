@@ -24,7 +24,8 @@ TASKS = 4  # small: 2
 digits = load_digits()
 generator = torch.Generator().manual_seed(0)
 shuffled = torch.randperm(len(digits.target), generator=generator)
-x, y = torch.tensor(digits.data, dtype=torch.float32)[shuffled] / 16, torch.tensor(digits.target)[shuffled]
+x = torch.tensor(digits.data, dtype=torch.float32)[shuffled] / 16
+y = torch.tensor(digits.target)[shuffled]
 orders = [torch.arange(64)] + [torch.randperm(64, generator=generator) for _ in range(TASKS - 1)]
 tasks = [Task("digits", x[:1400, order], y[:1400], x[1400:, order], y[1400:]) for order in orders]
 
@@ -43,7 +44,8 @@ def network():
 
 def vogn(model, data_size, prior, seed):
     return credo.VOGN(
-        *(model, 1e-2),
+        model,
+        lr=1e-2,
         data_size=data_size,
         prior=prior,
         seed=seed,

@@ -14,7 +14,8 @@ import credo
 EPOCHS = 30  # small: 1
 
 digits = load_digits()
-x, y = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, torch.tensor(digits.target)
+x = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
+y = torch.tensor(digits.target)
 known = (y < 8).nonzero().flatten()
 known = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))]
 train, test, unfamiliar = known[:600], known[600:], (y >= 8).nonzero().flatten()
@@ -37,7 +38,7 @@ def build_model():
 
 
 adam_model = build_model()
-adam = torch.optim.Adam(adam_model.parameters(), lr=3e-3)
+adam = torch.optim.Adam(adam_model.parameters())
 for _ in range(EPOCHS):
     for batch in train[torch.randperm(600)].split(50):
         adam.zero_grad()
@@ -66,7 +67,7 @@ answers = {
 }
 for name, (familiar, other) in answers.items():
     scores = credo.evaluate(familiar, y[test], ood=other)
-    print(name, {score: round(value, 3) for score, value in scores.items()})
+    print(name, *(f"{score} {value:.3f}" for score, value in scores.items()), sep="\n    ")
 
 # %% [markdown]
 # ## Familiar and unfamiliar

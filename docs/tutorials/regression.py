@@ -85,6 +85,7 @@ panel.legend(ncols=2, loc="lower center")
 # %%
 print(
     credo.evaluate(
-        credo.predict(model, found.posterior, x[validation], samples=100, **found.options), y[validation]
+        credo.predict(model, found.posterior, x[validation], samples=100, **found.options),
+        y[validation],
     )
 )

@@ -72,9 +72,21 @@ figure, panel = plt.subplots()
 for shift, (method, values) in enumerate(scores.items()):
     places = [size * 1.03**shift for size in SIZES]
     panel.errorbar(
-        places, values.mean(1), values.std(1, correction=0), marker="o", markersize=4, capsize=2, label=method
+        places,
+        values.mean(1),
+        values.std(1, correction=0),
+        marker="o",
+        markersize=4,
+        capsize=2,
+        label=method,
     )
-panel.set(xscale="log", xlabel="training examples", ylabel="test NLL, nats", xticks=SIZES, xticklabels=SIZES)
+panel.set(
+    xscale="log",
+    xlabel="training examples",
+    ylabel="test NLL, nats",
+    xticks=SIZES,
+    xticklabels=SIZES,
+)
 panel.minorticks_off()
 panel.legend()
 

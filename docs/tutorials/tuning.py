@@ -32,7 +32,13 @@ def build_model():
 
 # %%
 folder = tempfile.mkdtemp()  # the same call in the same folder goes on where it was
-search = {"validation_fraction": 0.2, "trials": TRIALS, "epochs": EPOCHS, "out": folder, "progress": False}
+search = {
+    "validation_fraction": 0.2,
+    "trials": TRIALS,
+    "epochs": EPOCHS,
+    "out": folder,
+    "progress": False,
+}
 found = {method: credo.tune(build_model, (x, y), method=method, **search) for method in ("adam", "vogn")}
 print(found["vogn"].table())
 
