@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from credo.experiments.tuning import tune
     from credo.optim import IVON, KFAC, BayesByBackprop, NoisyKFAC
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 Contribution = PerExampleGradient  # its name in the first releases
 # Imported when they are first asked for: importing credo should cost little.
 _LATER = (
