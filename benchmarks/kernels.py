@@ -76,7 +76,7 @@ def tensors(layer: Layer, memory_format: torch.memory_format) -> tuple[Tensor, T
 
 
 def contenders(layer: Layer, x: Tensor, g: Tensor, weight: Tensor) -> list[Callable[[], object]]:
-    """torch's weight gradient, the C++ kernel, the twin."""
+    """torch's weight gradient, the C++ kernel, the reference."""
     kernel, stride, padding, one = ([v] * 2 for v in (layer.kernel, layer.stride, layer.padding, 1))
 
     def aten() -> object:
@@ -87,11 +87,11 @@ def contenders(layer: Layer, x: Tensor, g: Tensor, weight: Tensor) -> list[Calla
     def ours() -> object:
         return weight_sums(x, g, kernel, stride, padding, one, layer.groups)
 
-    def twin() -> object:
+    def reference() -> object:
         with forced("off"):
             return ours()
 
-    return [aten, ours, twin]
+    return [aten, ours, reference]
 
 
 def measure(functions: list[Callable[[], object]], rounds: int) -> list[list[float]]:
@@ -121,12 +121,14 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     print(status())
     print(f"{'':28}{'contiguous':^33}{'channels_last':^33}")
-    print(f"{'layer':28}" + f"{'torch/ms':>9}{'min/ms':>8}{'kernel':>8}{'twin':>8}" * 2)
+    print(f"{'layer':28}" + f"{'torch/ms':>9}{'min/ms':>8}{'kernel':>8}{'plain':>8}" * 2)
     for layer in (layer for layer in LAYERS if arguments.only in layer.name):
         line = f"{layer.name:28}"
         for memory_format in (torch.contiguous_format, torch.channels_last):
-            aten, ours, twin = measure(contenders(layer, *tensors(layer, memory_format)), arguments.rounds)
-            line += f"{min(aten):9.3f}{min(ours):8.3f}{ratio(ours, aten):8.2f}{ratio(twin, aten):8.2f}"
+            aten, ours, reference = measure(
+                contenders(layer, *tensors(layer, memory_format)), arguments.rounds
+            )
+            line += f"{min(aten):9.3f}{min(ours):8.3f}{ratio(ours, aten):8.2f}{ratio(reference, aten):8.2f}"
         print(line, flush=True)
 
 

@@ -66,8 +66,8 @@ def flat(tensors: list[Tensor | None]) -> Tensor:
 
 def relative_variance(estimate: Tensor, ranks: int) -> float:
     """R·Var(mean over R ranks)/Var(one rank); all groups of R ranks are used, so that both see the same numbers."""
-    steps, everybody, size = estimate.shape
-    groups = estimate.view(steps, everybody // ranks, ranks, size).mean(2).flatten(0, 1)
+    steps, workers, size = estimate.shape
+    groups = estimate.view(steps, workers // ranks, ranks, size).mean(2).flatten(0, 1)
     return ranks * float(groups.var(0).sum() / estimate.flatten(0, 1).var(0).sum())
 
 

@@ -68,7 +68,7 @@ def parse() -> argparse.Namespace:
         help=f"{', '.join(contenders)}; {BASELINE} always takes part",
     )
     parser.add_argument(
-        "--rounds", type=int, default=200, help="at most so many per case, after three for everybody"
+        "--rounds", type=int, default=200, help="at most so many per case, after three for all"
     )
     parser.add_argument(
         "--seconds", type=float, default=12, help="of rounds per case, beside the first three"

@@ -141,7 +141,8 @@ def main() -> None:
 
 IMAGES, BATCH, PARAMETERS = 1_281_167, 4096, 11_689_512  # ImageNet, the paper's minibatch, ResNet-18
 PUBLISHED = {"Adam": 44.0, "VOGN": 76.0}  # seconds an epoch on 128 GPUs
-COMPUTE = (1.0, 1.15)  # VOGN's compute in units of Adam's: the range measured here, on CPUs (docs/speed.md)
+# VOGN's compute in units of Adam's: the range measured here, on CPUs (benchmarks/notebook/step_time.md)
+COMPUTE = (1.0, 1.15)
 BANDWIDTHS = (1.5e9, 12.5e9)  # bytes a second for each rank: shared 10 Gbit Ethernet, 100 Gbit InfiniBand
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 BLOCK_SECONDS = 0.06  # short steps are repeated until a measurement lasts about this long
 WARM_UP_STEPS, WARM_UP_SECONDS = 5, 0.5
-COMMON_ROUNDS = 3  # everybody takes part in these
+COMMON_ROUNDS = 3  # all take part in these
 SLOW = 2.5  # times the baseline: who is slower leaves after the common rounds, or nobody else had time
 
 Step = Callable[[], object]

@@ -6,9 +6,9 @@ import torch
 import credo
 
 
-@pytest.fixture(params=["kernels", "twin"])
+@pytest.fixture(params=["kernels", "reference"])
 def both_kernels(request):
-    """Once with the best kernels this machine has, once with their pure-torch twin."""
+    """Once with the best kernels this machine has, once with the pure-torch reference."""
     with nullcontext() if request.param == "kernels" else credo.kernels.forced("off"):
         yield
 

@@ -47,6 +47,18 @@ def test_digits(capsys):
     assert rows["VOGN"][0] > rows["Adam"][0] - 0.02
 
 
+def test_own_model(tmp_path, capsys):
+    from examples import own_model
+
+    state = torch.get_rng_state()
+    try:
+        assert own_model.main(str(tmp_path / "q.safetensors"), epochs=40)["accuracy"] > 0.9
+    finally:
+        torch.set_rng_state(state)
+    right, wrong = map(float, re.findall(r"answers: (\d\.\d+)", capsys.readouterr().out))
+    assert right < wrong
+
+
 def test_continual_digits(capsys):
     from examples import continual_digits
 
@@ -57,6 +69,27 @@ def test_continual_digits(capsys):
     assert after_both[1] > after_both[0]
 
 
+def test_tabular(capsys):
+    pytest.importorskip("sklearn", reason="extra: sklearn")
+    pytest.importorskip("pandas", reason="extra: sklearn")
+    from examples import tabular
+
+    assert tabular.main(max_iter=30) > 0.8
+    assert "epistemic" in capsys.readouterr().out
+
+
+def test_language_model(capsys):
+    pytest.importorskip("transformers", reason="extra: hf")
+    pytest.importorskip("peft", reason="extra: hf")
+    from examples import language_model
+
+    with torch.random.fork_rng():
+        familiar, unfamiliar = language_model.main(epochs=8)
+    assert familiar > 0
+    assert unfamiliar > 0
+    assert "weights have a posterior" in capsys.readouterr().out
+
+
 def test_lightning_trains_an_unmodified_module():
     from examples import lightning_module
 
@@ -65,11 +98,3 @@ def test_lightning_trains_an_unmodified_module():
         assert lightning_module.main(epochs=5) > 0.85
     finally:
         torch.set_rng_state(state)
-
-
-def test_the_readme_example_runs_as_pasted():
-    text = (Path(__file__).parent.parent / "README.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})

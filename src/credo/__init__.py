@@ -22,15 +22,18 @@ from credo.posterior import (
 from credo.predict import DropoutPosterior, Ensemble, predict
 
 if TYPE_CHECKING:
-    from credo import continual, data, distributed, experiments, models
+    from credo import continual, data, distributed, experiments, integrations, models, sklearn
     from credo.baselines import SWAG, laplace, refresh_batch_norm
     from credo.experiments.tuning import tune
     from credo.optim import IVON, KFAC, BayesByBackprop, NoisyKFAC
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 Contribution = PerExampleGradient  # its name in the first releases
 # Imported when they are first asked for: importing credo should cost little.
-_LATER = ("baselines", "cli", "continual", "curvature", "data", "distributed", "experiments", "models")
+_LATER = (
+    *("baselines", "cli", "continual", "curvature", "data", "distributed", "experiments", "integrations"),
+    *("models", "sklearn"),
+)
 _BASELINES = ("SWAG", "laplace", "refresh_batch_norm")
 
 __all__ = [
@@ -62,6 +65,7 @@ __all__ = [
     "errors",
     "evaluate",
     "experiments",
+    "integrations",
     "kernels",
     "kronecker_factors",
     "laplace",
@@ -72,6 +76,7 @@ __all__ = [
     "predict",
     "refresh_batch_norm",
     "register_rule",
+    "sklearn",
     "squared_gradients",
     "tune",
 ]

@@ -44,6 +44,44 @@ def test_the_scale_of_data_that_have_one_is_found(name: str) -> None:
     assert found.posterior.metadata["scale"] == pytest.approx(4 * found.scale)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("name", "wide"), [("mlp", False), ("regression", True)])
+def test_few_samples_find_the_same_scale_as_many(name: str, wide: bool) -> None:
+    """On average over draws. Without the correction they find a narrower one; of values, whose variance in few samples
+    is too small, a wider one."""
+    model, q, x, y = drawn(name, n=600, draws=300)
+
+    def found(unbiased: bool, samples: int, seeds: int) -> float:
+        how: dict[str, object] = {**options(name), "fit": "scale", "samples": samples, "unbiased": unbiased}
+        fits = [credo.calibrate(model, q.scaled(4), (x, y), seed=k, **how) for k in range(seeds)]  # type: ignore[arg-type]
+        return math.exp(sum(math.log(4 * fit.scale) for fit in fits) / seeds)
+
+    truth = found(False, 100, 1)
+    assert found(True, 8, 6) == pytest.approx(truth, rel=0.15)
+    few = found(False, 8, 6) / truth
+    assert few > 1.2 if wide else few < 0.92
+
+
+@EACH
+def test_without_the_bias_of_few_samples_it_is_found_again_too(name: str) -> None:
+    model, q, x, y = drawn(name)
+    how = {**options(name), "fit": "scale", "unbiased": True}
+    own, wide = (credo.calibrate(model, p, (x, y), **how) for p in (q, q.scaled(4)))
+    assert wide.nll_after == pytest.approx(own.nll_after, abs=1e-4)
+    assert wide.nll_after < wide.nll_before
+    assert 4 * wide.scale == pytest.approx(own.scale, rel=0.05)
+    assert own.nll_after <= own.nll_before < measured(model, q, x, y, **options(name))
+
+
+def test_the_members_of_an_ensemble_are_no_sample() -> None:
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(0)
+        models = [mlp() for _ in "abc"]
+    x, ensemble = rows(50), credo.Ensemble(models)
+    data = (x, (3 * x[:, :3]).argmax(1))
+    plain, other = (credo.calibrate(models[0], ensemble, data, unbiased=u) for u in (False, True))
+    assert plain == other
+
+
 @EACH
 def test_what_it_says_is_what_predict_and_evaluate_say(name: str) -> None:
     model, q, x, y = drawn(name)
@@ -238,6 +276,8 @@ def test_targets_that_are_ignored_do_not_count() -> None:
         ({"posterior": "mean", "fit": "both"}, InvalidValue, "'mean'"),
         ({"posterior": "Mean"}, InvalidType, "'mean'"),
         ({"samples": 0}, InvalidValue, "samples"),
+        ({"unbiased": True, "samples": 1}, InvalidValue, "samples=1"),
+        ({"unbiased": 1}, InvalidType, "unbiased"),
         ({"seed": -1}, InvalidValue, "seed"),
         ({"batch_size": 0}, InvalidValue, "batch_size"),
         ({"temperature": 0}, InvalidValue, "temperature"),

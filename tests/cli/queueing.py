@@ -1,6 +1,6 @@
 """`credo queue` with forked processes: the real scheduler and the real workers, without the seconds that imports take.
 
-python -m tests.cli.queueing kill FOLDER KILLS   once in peace, once with scheduler and workers killed at random moments
+python -m tests.cli.queueing kill FOLDER KILLS   with scheduler and workers killed at random moments
 python -m tests.cli.queueing run FOLDER [ROW]    once; the disk is full for the workers of that row
 """
 
@@ -192,7 +192,6 @@ if __name__ == "__main__":
     if command == "run":
         FULL = sys.argv[3] if len(sys.argv) > 3 else ""
         sys.exit(main(prepare(folder)))
-    assert main(prepare(folder / "peace")) == 0
     waiting = worker.Orders.wait
     worker.Orders.wait = lambda self: time.sleep(0.1) or waiting(self)  # type: ignore[func-returns-value,method-assign]
-    kill_at_random(folder / "war", int(sys.argv[3]))
+    kill_at_random(folder, int(sys.argv[3]))

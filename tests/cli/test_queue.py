@@ -65,22 +65,23 @@ def copy(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
-def test_killed_at_random_moments_all_runs_end_bitwise_as_undisturbed(tmp_path: Path) -> None:
+def test_killed_at_random_moments_all_runs_end_bitwise_as_undisturbed(finished: Path, tmp_path: Path) -> None:
     found = harness("kill", tmp_path, 10)
     assert found.returncode == OK, found.stderr
     assert "killed 10 times" in found.stdout
-    peace, war = tmp_path / "peace", tmp_path / "war"
     for row, seed in RUNS:
         for name in BITWISE:
             one, other = (
-                safetensors.torch.load_file(run_folder(base, row, seed) / name) for base in (peace, war)
+                safetensors.torch.load_file(run_folder(base, row, seed) / name)
+                for base in (finished, tmp_path)
             )
             assert (
                 one.keys() == other.keys()
             )  # tensors, not files: safetensors writes its header in any order
             assert all(torch.equal(one[key], other[key]) for key in one), f"{row} {seed} {name}"
         lines = [
-            [without_times(line) for line in read_record(record(base, row, seed))] for base in (peace, war)
+            [without_times(line) for line in read_record(record(base, row, seed))]
+            for base in (finished, tmp_path)
         ]
         assert str(lines[0]) == str(lines[1])
 

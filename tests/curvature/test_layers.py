@@ -1,4 +1,4 @@
-"""Every layer of the table against a loop over batches of one, with the kernels and with their twin."""
+"""Every layer of the table against a loop over batches of one, with the kernels and in plain torch."""
 
 import pytest
 import torch

@@ -79,6 +79,31 @@ def test_squares_of_weighted_means(x, loss, share):
     assert relative_error(stats.squares[net.weight], truth) < 1e-12
 
 
+SOME = Y.index_fill(0, torch.tensor([1, 4]), -100)
+WITH_NONE = torch.tensor([0.0, 2.0, 5.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("targets", "weight"), [(SOME, W), (Y, WITH_NONE), (SOME, WITH_NONE)], ids=["some", "no weight", "both"]
+)
+def test_smoothed_weights_of_some_examples(targets, weight):
+    """Smoothing divides by the weights of the targets too, and counts examples whose own class has none."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, C).double()
+    counted = [i for i in range(M) if targets[i] >= 0]
+    truth = torch.zeros_like(net.weight)
+    for i in counted:
+        own = F.cross_entropy(
+            net(X[i : i + 1]), targets[i : i + 1], weight, label_smoothing=0.1, reduction="sum"
+        )
+        own = len(counted) * own / weight[targets[counted]].sum()
+        truth += torch.autograd.grad(own, net.weight)[0].square()
+    with credo.capture(net) as stats:
+        F.cross_entropy(net(X), targets, weight, label_smoothing=0.1).backward()
+    assert stats.examples == len(counted)
+    assert relative_error(stats.squares[net.weight], truth) < 1e-12
+
+
 @pytest.mark.parametrize("method", ["VOGN", "OGN", "IVON", "KFAC", "NoisyKFAC"])
 def test_every_method_takes_class_weights(method):
     """One step is that of own losses whose weights have the mean one."""

@@ -156,6 +156,8 @@ def refused_means(shape: tuple[int, ...]) -> dict[str, Callable[[Tensor], Tensor
     return {
         "sum": lambda e: e.sum(),
         "sum of rows": lambda e: rows(e).sum(),
+        "mean times M": lambda e: m * e.mean(),
+        "mean of rows times M": lambda e: rows(e).mean() * m,
         "half a sum": lambda e: 0.5 * e.sum() * 2.5,
         "a sum by the wrong number": lambda e: rows(e).sum() / (m + 0.5) * 1.5,
         "sum in a loop": lambda e: sum(e[i].sum() for i in range(m)),

@@ -9,10 +9,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,14 +26,8 @@ class Slow(Watcher):
     def __init__(self, pause: float) -> None:
         self._pause = pause
 
-    def started(self, title: str, epochs: int, steps_per_epoch: int, step: int) -> None: ...
-
     def stepped(self, step: int) -> None:
         time.sleep(self._pause)
-
-    def epoch_ended(self, row: Mapping[str, Any]) -> None: ...
-
-    def ended(self) -> None: ...
 
 
 def forked(folder: Path, method: str, checkpointing: Checkpointing, pause: float = 0.0) -> int:

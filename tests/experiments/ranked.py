@@ -5,7 +5,7 @@ import io
 import os
 import signal
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,15 +69,9 @@ class Doing(Watcher):
     def __init__(self, step: int, action: Callable[[], Any]) -> None:
         self._step, self._action = step, action
 
-    def started(self, title: str, epochs: int, steps_per_epoch: int, step: int) -> None: ...
-
     def stepped(self, step: int) -> None:
         if step == self._step:
             self._action()
-
-    def epoch_ended(self, row: Mapping[str, Any]) -> None: ...
-
-    def ended(self) -> None: ...
 
 
 class Crash(Exception):

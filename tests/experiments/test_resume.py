@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,6 @@ class CrashingAt(Watcher):
     def __init__(self, step: int = -1, epoch: int = -1) -> None:
         self._step, self._epoch = step, epoch
 
-    def started(self, title: str, epochs: int, steps_per_epoch: int, step: int) -> None: ...
-
     def stepped(self, step: int) -> None:
         if step == self._step:
             raise Crash
@@ -45,7 +44,18 @@ class CrashingAt(Watcher):
         if row["epoch"] == self._epoch:
             raise Crash
 
-    def ended(self) -> None: ...
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a run of the method that nothing has cut; it is only read."""
+
+    @cache
+    def folder(method: str) -> Path:
+        path = tmp_path_factory.mktemp(method)
+        train(TRAININGS[method], 3, path)
+        return path
+
+    return folder
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -60,9 +70,8 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("method", TRAININGS)
-def test_a_crash_after_any_step(tmp_path: Path, method: str) -> None:
+def test_a_crash_after_any_step(whole: Callable[[str], Path], tmp_path: Path, method: str) -> None:
     training = TRAININGS[method]
-    train(training, 3, tmp_path / "whole")
     for step in range(1, STEPS + 1):
         with pytest.raises(Crash):
             train(
@@ -73,14 +82,15 @@ def test_a_crash_after_any_step(tmp_path: Path, method: str) -> None:
                 checkpointing=Checkpointing(steps=1 + step % 3),
             )
     train(training, 3, tmp_path / "cut")
-    assert_same(tmp_path / "whole", tmp_path / "cut")
+    assert_same(whole(method), tmp_path / "cut")
 
 
 @pytest.mark.parametrize("epoch", [1, 3])
 @pytest.mark.parametrize("steps", [None, 4])
-def test_a_crash_between_training_and_saving(tmp_path: Path, epoch: int, steps: int | None) -> None:
+def test_a_crash_between_training_and_saving(
+    whole: Callable[[str], Path], tmp_path: Path, epoch: int, steps: int | None
+) -> None:
     """With 4 steps the checkpoint lies after an epoch's last batch and before its evaluation."""
-    train(VOGN, 3, tmp_path / "whole")
     with pytest.raises(Crash):
         train(
             VOGN,
@@ -90,13 +100,13 @@ def test_a_crash_between_training_and_saving(tmp_path: Path, epoch: int, steps: 
             checkpointing=Checkpointing(steps=steps),
         )
     train(VOGN, 3, tmp_path / "cut", resume=True)
-    assert_same(tmp_path / "whole", tmp_path / "cut")
+    assert_same(whole("vogn"), tmp_path / "cut")
 
 
-def test_a_crash_while_the_result_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_while_the_result_is_written(
+    whole: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import credo.experiments.train as loop
-
-    train(VOGN, 3, tmp_path / "whole")
 
     def crash(*_: object) -> None:
         raise Crash
@@ -107,7 +117,7 @@ def test_a_crash_while_the_result_is_written(tmp_path: Path, monkeypatch: pytest
             train(VOGN, 3, tmp_path / "cut")
     assert not (tmp_path / "cut" / "result.json").exists()
     train(VOGN, 3, tmp_path / "cut")
-    assert_same(tmp_path / "whole", tmp_path / "cut")
+    assert_same(whole("vogn"), tmp_path / "cut")
 
 
 def test_killed_ten_times_at_random_moments(tmp_path: Path) -> None:
@@ -140,8 +150,9 @@ def test_the_log_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
     assert log_without_times(tmp_path) == []
 
 
-def test_row_56_a_damaged_checkpoint_stops_the_run_or_falls_back(tmp_path: Path) -> None:
-    train(VOGN, 3, tmp_path / "whole")
+def test_row_56_a_damaged_checkpoint_stops_the_run_or_falls_back(
+    whole: Callable[[str], Path], tmp_path: Path
+) -> None:
     with pytest.raises(Crash):
         train(VOGN, 3, tmp_path / "cut", watcher=CrashingAt(7), checkpointing=Checkpointing(steps=1))
     newest = Checkpoints(tmp_path / "cut" / "checkpoint").complete()[-1] / "state.safetensors"
@@ -150,7 +161,7 @@ def test_row_56_a_damaged_checkpoint_stops_the_run_or_falls_back(tmp_path: Path)
         train(VOGN, 3, tmp_path / "cut")
     with pytest.warns(UserWarning, match="falling back"):
         train(VOGN, 3, tmp_path / "cut", resume="fallback")
-    assert_same(tmp_path / "whole", tmp_path / "cut")
+    assert_same(whole("vogn"), tmp_path / "cut")
 
 
 @pytest.mark.parametrize(
@@ -227,11 +238,10 @@ def test_row_66_a_finished_run_of_other_settings_is_no_answer(tmp_path: Path) ->
 
 @pytest.mark.parametrize("epoch", [2, 3])
 def test_stopped_in_an_evaluation_swag_has_collected_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int
+    whole: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int
 ) -> None:
     """The last epoch too, whose evaluation comes after the mean is in the model."""
     training = TRAININGS["swag"]
-    train(training, 3, tmp_path / "whole")
     collect, stopped = SwagApproximation.epoch_ended, []
 
     def stopping(self: SwagApproximation, now: int) -> None:
@@ -244,4 +254,4 @@ def test_stopped_in_an_evaluation_swag_has_collected_once(
     with pytest.raises(Terminated):
         train(training, 3, tmp_path / "cut")
     train(training, 3, tmp_path / "cut")
-    assert_same(tmp_path / "whole", tmp_path / "cut")
+    assert_same(whole("swag"), tmp_path / "cut")

@@ -16,7 +16,7 @@ from credo import load_posterior, predict
 from credo.data import Examples, PadCropFlip, Splits
 from credo.errors import CredoError, InvalidValue, NonFiniteError
 from credo.experiments.checkpoint import equal
-from credo.experiments.progress import Several, Silent, Watcher
+from credo.experiments.progress import Several, Watcher
 from credo.experiments.recipe import Training
 from credo.experiments.results import load_results
 from credo.experiments.train import train
@@ -242,7 +242,7 @@ def test_watchers_see_every_step_and_epoch(tmp_path: Path) -> None:
         def ended(self) -> None:
             seen.append("end")
 
-    train(VOGN, 0, tmp_path, watcher=Several([Silent(), Noting()]))
+    train(VOGN, 0, tmp_path, watcher=Several([Watcher(), Noting()]))
     start, *between, end = seen
     assert (start, end) == (("VOGN, seed 0", 3, 4, 0), "end")
     assert between == [1, 2, 3, 4, "epoch 1", 5, 6, 7, 8, "epoch 2", 9, 10, 11, 12, "epoch 3"]

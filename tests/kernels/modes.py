@@ -1,4 +1,4 @@
-"""What every kernel is tested with: the twin and each instruction set of this machine, in both types."""
+"""What every kernel is tested with: the reference and each instruction set of this machine, in both types."""
 
 import pytest
 import torch

@@ -1,6 +1,5 @@
 """Σᵢrᵢ and Σᵢrᵢ² of a convolution's weight against a loop over examples."""
 
-import math
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,9 +12,7 @@ from torch import Tensor
 
 from credo.kernels import forced, native, scratch
 from credo.kernels.convolution import weight_sums
-from credo.kernels.convolution_pairs import paired_sums
-from credo.kernels.convolution_twin import Strategy, strategy, tiled_sums
-from credo.kernels.unfolding import Geometry
+from credo.kernels.convolution_reference import Geometry, weight_sums_reference
 from tests.kernels.modes import MODES, assert_close, every_mode, every_type
 
 GRADIENTS = (torch.nn.grad.conv1d_weight, torch.nn.grad.conv2d_weight, torch.nn.grad.conv3d_weight)
@@ -111,52 +108,34 @@ def test_cases(case: Case, dtype: torch.dtype, mode: str) -> None:
     check(case, *operands(case, dtype), mode)
 
 
-UNGROUPED = [case for case in CASES.values() if case.groups == 1]
-# Pairs are for small maps: of 40×40 places they are a million, and take a minute and gigabytes.
-WAYS = [(tiled_sums, case) for case in UNGROUPED]
-WAYS += [(paired_sums, case) for case in UNGROUPED if math.prod(case.size) <= 1024]
-TILES = (1, 5000, 1 << 19)  # bytes: a part of one rᵢ, several of small ones, many
+BYTES = (1, 5000, 1 << 19)  # of rᵢ: a part of one, several of small ones, many
 
 
-@pytest.mark.parametrize(("way", "case"), WAYS, ids=lambda value: getattr(value, "__name__", str(value)))
-@pytest.mark.parametrize(("threads", "tile"), [(1, TILES[0]), (2, TILES[0]), (3, TILES[1]), (2, TILES[2])])
-def test_every_way_of_the_twin_takes_every_case(
-    case: Case, threads: int, tile: int, way: Strategy, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(("threads", "size"), [(1, BYTES[0]), (2, BYTES[0]), (3, BYTES[1]), (2, BYTES[2])])
+def test_the_reference_in_parts_of_any_size(
+    case: Case, threads: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("credo.kernels.convolution_twin.TILE", tile)
+    monkeypatch.setattr("credo.kernels.convolution_reference.PRODUCTS", size)
+    monkeypatch.setattr("credo.kernels.convolution_reference.COLUMNS", 16 * size)
     x, g = operands(case, torch.float64)
-    shape, before = (case.outputs, case.channels, *case.kernel), torch.get_num_threads()
-    total, squares = torch.full(shape, torch.nan).double(), torch.full(shape, torch.nan).double()
+    before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        way(x, g, Geometry(*geometry(case)), total, squares)
+        actual = weight_sums_reference(x, g, Geometry(*geometry(case)))
     finally:
         torch.set_num_threads(before)
-    for own, truth in zip((total, squares), oracle(case, x, g), strict=True):
+    for own, truth in zip(actual, oracle(case, x, g), strict=True):
         assert_close(own, truth)
 
 
-@pytest.mark.parametrize("case", UNGROUPED, ids=str)
-def test_the_twin_does_not_see_what_it_left_in_memory(case: Case) -> None:
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_the_reference_does_not_see_what_it_left_in_memory(case: Case) -> None:
     """Lines are filled up to a length that matrix products like, with whatever there is."""
     x, g = operands(case, torch.float64)
     with forced("off"):
         weight_sums(torch.full_like(x, torch.nan), torch.full_like(g, torch.nan), *geometry(case))
     check(case, x, g, "off")
-
-
-def test_the_choice_follows_the_cost() -> None:
-    """Few places in pairs, unless the weight is small."""
-    for case, way in {
-        CASES["lenet, few channels"]: tiled_sums,
-        CASES["two large groups"]: tiled_sums,
-        CASES["two by two, large"]: paired_sums,
-        CASES["eight by eight, large"]: tiled_sums,
-        Case(2, 64, (4, 4), 192, (5, 5), 1, 2): tiled_sums,
-    }.items():
-        x, g = operands(case, torch.float32)
-        weight = torch.empty(case.outputs, case.channels // case.groups, *case.kernel)
-        assert strategy(x, g, Geometry(*geometry(case)), weight) is way
 
 
 @every_mode
@@ -221,7 +200,7 @@ def test_half_precision_is_summed_in_single(mode: str) -> None:
 def test_more_scratch_than_allowed(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large images are summed channels by channels, in less scratch memory than their copies would take."""
     monkeypatch.setattr("credo.kernels.convolution.LIMIT", 1 << 15)
-    monkeypatch.setattr("credo.kernels.unfolding.COLUMNS", 1 << 15)
+    monkeypatch.setattr("credo.kernels.convolution_reference.COLUMNS", 1 << 15)
     for case in (Case(2, 9, (20, 20), 7, (3, 3), 1, 1), Case(2, 9, (20, 20), 6, (3, 3), 1, 1, 1, 3)):
         check(case, *operands(case, torch.float64), mode)
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from credo.kernels import forced
-from credo.kernels.linear import SideBySide, _way, layer_sums, row_sums, sequence_sums
+from credo.kernels.linear import _way, layer_sums, row_sums, sequence_sums
 from credo.kernels.prepared import Prepared
-from credo.kernels.scratch import Owned
 from tests.kernels.modes import MODES, assert_close, every_mode, every_type
 
 
@@ -121,54 +120,19 @@ def test_threads_change_no_bit_of_a_layer(shape: tuple[int, ...], mode: str) -> 
 @every_type
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("shape", [(256, 784, 100), (256, 100, 10), (7, 13, 5), (1, 1, 1), (0, 4, 5)])
-def test_the_twin_on_any_number_of_threads(
-    shape: tuple[int, ...],
-    number: int,
-    dtype: torch.dtype,
-    threads: Callable[[int], None],
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_reference_on_any_number_of_threads(
+    shape: tuple[int, ...], number: int, dtype: torch.dtype, threads: Callable[[int], None]
 ) -> None:
     threads(number)
-    monkeypatch.setattr("credo.kernels.linear.WORTH", 7 * 13 * 5)
     examples, inputs, outputs = shape
-    large = examples * inputs * outputs >= 7 * 13 * 5
     x, g = random(examples, inputs, dtype=dtype), random(examples, outputs, seed=1, dtype=dtype)
     with forced("off"):
-        way = _way(x, g)
-        assert isinstance(way, SideBySide) == (number == 2 and large)
-        actual, again = way(x, g), way(2 * x, 3 * g)
+        actual, again = layer_sums(x, g), layer_sums(2 * x, 3 * g)
     truth = *oracle(x[:, None], g[:, None]), g.double().sum(0), g.double().square().sum(0)
     for own, other, true, factor in zip(actual, again, truth, (6, 36, 3, 9), strict=True):
         assert own.is_contiguous()
         assert_close(own, true)  # also after other sums were made in the same scratch
         assert_close(other, factor * true)
-
-
-def test_large_inputs_are_not_copied_to_be_multiplied_side_by_side(
-    monkeypatch: pytest.MonkeyPatch, threads: Callable[[int], None]
-) -> None:
-    threads(2)
-    monkeypatch.setattr("credo.kernels.linear.WORTH", 0)
-    monkeypatch.setattr("credo.kernels.linear.PREPARED", 3 * 8 * 10 * (5 + 3))
-    with forced("off"):
-        assert isinstance(_way(random(10, 5), random(10, 3)), SideBySide)
-        assert not isinstance(_way(random(11, 5), random(11, 3)), SideBySide)
-
-
-def test_where_scratch_is_short_the_products_come_one_after_the_other(
-    monkeypatch: pytest.MonkeyPatch, threads: Callable[[int], None]
-) -> None:
-    threads(2)
-    monkeypatch.setattr("credo.kernels.linear.WORTH", 0)
-    monkeypatch.setattr("credo.kernels.scratch.OWNED", 3 * 8 * 10 * (5 + 3))
-    monkeypatch.setattr("credo.kernels.linear.owned", Owned())
-    for shape in ((10, 5, 3), (11, 5, 3), (10, 5, 3), (4, 2, 3)):
-        x, g = random(*shape[:2]), random(shape[0], shape[2], seed=1)
-        with forced("off"):
-            way = _way(x, g)
-            assert isinstance(way, SideBySide)
-            for own, true in zip(way(x, g), oracle(x[:, None], g[:, None]), strict=False):
-                assert_close(own, true)
 
 
 def test_two_python_threads_have_scratch_of_their_own(threads: Callable[[int], None]) -> None:
@@ -196,7 +160,6 @@ def test_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 def test_rows_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("credo.kernels.linear.SQUARED", 300)
-    monkeypatch.setattr("credo.kernels.linear.FEW", 0)
     x, g = random(10, 5), random(10, 3, seed=1)
     with forced("off"):
         actual = row_sums(x, g)

@@ -95,7 +95,7 @@ def test_forced_is_undone_and_stays_in_its_thread() -> None:
     assert credo.kernels.status() == before
 
 
-def test_without_a_library_the_twin_runs_and_says_so_once(tmp_path: Path) -> None:
+def test_without_a_library_the_reference_runs_and_says_so_once(tmp_path: Path) -> None:
     code = f"""
 import pathlib, warnings, torch
 import credo.kernels.native as native

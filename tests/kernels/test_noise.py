@@ -1,7 +1,10 @@
 """The noise: the published generator, the same numbers everywhere, and the distribution they should have."""
 
 import ctypes
+import hashlib
 import math
+import struct
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor
 
 from credo.errors import InvalidValue
-from credo.kernels import forced, generators, noise, philox, tensors
+from credo.kernels import forced, noise, philox, tensors
 from credo.kernels.native import available, integers, symbol
 
 DTYPES = [torch.float32, torch.float64]
@@ -88,12 +91,12 @@ def test_the_numbers_are_those_of_the_description(where, dtype):
 
 @pytest.mark.parametrize("where", available())
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_twin_and_kernels_agree_to_the_last_bits(where, dtype):
+def test_reference_and_kernels_agree_to_the_last_bits(where, dtype):
     with forced("off"):
-        twin = normals(300_001, dtype=dtype)
+        reference = normals(300_001, dtype=dtype)
     with forced(where):
         native = normals(300_001, dtype=dtype)
-    assert ((native - twin).abs() <= 4 * torch.finfo(dtype).eps * twin.abs()).all()
+    assert ((native - reference).abs() <= 4 * torch.finfo(dtype).eps * reference.abs()).all()
 
 
 @pytest.mark.parametrize("where", EVERYWHERE)
@@ -116,7 +119,7 @@ def sampled_list(dtypes: list[torch.dtype], indices: list[int]) -> list[Tensor]:
     return together
 
 
-@pytest.mark.parametrize("where", available())
+@pytest.mark.parametrize("where", EVERYWHERE)
 def test_a_list_of_samples_is_its_tensors_one_by_one(where):
     indices = [3, 0, 7, 2**32 - 1, 5, 6, 8]
     with forced(where):
@@ -125,13 +128,58 @@ def test_a_list_of_samples_is_its_tensors_one_by_one(where):
             assert torch.equal(out, sampled(out.numel(), index=index))
 
 
-def test_without_kernels_a_list_of_samples_is_one_row():
-    """For each type a row of its own, under the index of its first tensor."""
+def plain_generator(seed: int, stream: int, index: int) -> torch.Generator:
+    """A Mersenne twister, all of whose words come from the key, one after the other."""
+    digest = hashlib.shake_128(struct.pack("<3Q", seed, stream, index)).digest(4 * 624)
+    state = bytearray(torch.Generator().get_state().tolist())
+    for k in range(624):
+        state[24 + 8 * k : 32 + 8 * k] = digest[4 * k : 4 * k + 4] + bytes(4)
+    return torch.Generator().set_state(torch.tensor(list(state), dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("part", [48, 1 << 19])
+def test_without_kernels_the_noise_is_that_of_a_generator_of_the_key(dtype, part, monkeypatch):
+    monkeypatch.setattr(noise, "PART", part)
+    generator = plain_generator(SEED, STREAM, 7)
+    parts = [torch.randn(min(part, 320), generator=generator, dtype=dtype) for _ in range(-(-320 // part))]
+    whole = torch.cat(parts)
+    for size in (1, 20, 48, 300):  # each place has its number, whatever the size
+        with forced("off"):
+            assert torch.equal(sampled(size, index=7, dtype=dtype), whole[:size])
+
+
+def test_the_words_of_a_generator_are_where_its_key_is_written():
+    """torch seeds by the low half of the seed only; all the words of the state follow from it by a known rule."""
+    word, words = 12345, []
+    for k in range(624):
+        words.append(word)
+        word = (1812433253 * (word ^ word >> 30) + k + 1) & 0xFFFFFFFF
+    state = torch.Generator().manual_seed(12345).get_state()
+    begin, end = noise.STATE_BEGIN, noise.STATE_BEGIN + 8 * noise.STATE_WORDS
+    assert state[begin:end].view(torch.int64).tolist() == words
+
+
+def test_another_default_device_does_not_matter():
     with forced("off"):
-        together = sampled_list([DTYPES[k % 2] for k in range(len(SIZES))], list(range(7, 14)))
-        for k, dtype in enumerate(DTYPES):
-            row = torch.cat(together[k::2])
-            assert torch.equal(row, sampled(row.numel(), index=7 + k, dtype=dtype))
+        weights = [torch.zeros(1001), torch.zeros(1001)]
+        for weight, device in zip(weights, ("cpu", "meta"), strict=True):
+            curvature = torch.zeros_like(weight)
+            with torch.device(device):
+                noise.sample_(weight, curvature, 1.0, 1.0, SEED, STREAM)
+    assert torch.equal(*weights)
+    assert weights[0].count_nonzero() == 1001
+
+
+def test_python_threads_do_not_meet():
+    def draws(seed: int) -> list[Tensor]:
+        with forced("off"):
+            return [sampled(50_000, seed, stream) for stream in range(5)]
+
+    expected = [draw for seed in range(4) for draw in draws(seed)]
+    with ThreadPoolExecutor(4) as pool:
+        found = [draw for own in pool.map(draws, range(4)) for draw in own]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -166,7 +214,7 @@ def test_keys_with_the_same_32_bit_seed_share_no_noise():
         drawn += [sampled(1000, seed=SEED ^ 1 << bit) for bit in (0, 31, 32, 63)]
         drawn += [sampled(1000, stream=STREAM ^ 1 << bit) for bit in (0, 31, 32, 63)]
         drawn += [sampled(1000, index=1 << bit) for bit in (0, 31)]
-        drawn += [sampled(generators.BLOCK + 1000)[generators.BLOCK :]]
+        drawn += [sampled(noise.PART + 1000)[noise.PART :]]
     every = torch.stack(drawn)
     assert every.unique().numel() > 0.999 * every.numel()  # float32 repeats a few by chance
     together = every.double() @ every.double().T / math.sqrt(1000)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from credo.kernels import forced, noise, philox
-from credo.kernels.generators import BLOCK
+from credo.kernels.noise import PART
 
 COUNT = 10_000_000
 DTYPES = [torch.float32, torch.float64]
@@ -17,13 +17,13 @@ KEYS = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1 << 48, 0), (1 << 32, 0
 SOURCES = [
     *((dtype, False) for dtype in DTYPES),
     *((dtype, True) for dtype in DTYPES),
-]  # and whether it is the twin's
+]  # and whether it is the reference's
 
 
 def draw(
     dtype: torch.dtype, count: int = COUNT, key: tuple[int, int, int] = KEYS[0], sampled: bool = False
 ) -> Tensor:
-    """From the counter, or what the twin makes samples with."""
+    """From the counter, or what the reference makes samples with."""
     out = torch.zeros(count, dtype=dtype)
     if not sampled:
         noise.normal_(out, *key)
@@ -71,9 +71,9 @@ def test_tails(draws, limit):
 
 
 def test_lags(draws):
-    """Also those at which lanes of a tile, tiles, halves of a block or blocks would meet if they shared bits."""
+    """Also those at which lanes of a tile, tiles, halves of a part or parts would meet if they shared bits."""
     for name, x in {"numbers": draws, "squares": (draws**2 - 1) / math.sqrt(2)}.items():
-        for lag in [*range(1, 9), 16, 31, 32, 33, 63, 64, 65, 128, BLOCK // 2, BLOCK]:
+        for lag in [*range(1, 9), 16, 31, 32, 33, 63, 64, 65, 128, PART // 2, PART]:
             z = (x[:-lag] @ x[lag:]).item() / math.sqrt(COUNT - lag)
             assert abs(z) < 5, f"{name} at lag {lag}: {z}"
 

@@ -90,6 +90,8 @@ def test_batch_norm_of_one_shape_in_several_layouts_and_modes():
             for of_g in LAYOUTS:
                 given = x.contiguous(memory_format=of_x), g.contiguous(memory_format=of_g)
                 actual = batch_norm_backward(*given, weight, mean, invstd, training, True)
-                if not training:  # under training the twin asks torch, which wants the statistics of x itself
+                if (
+                    not training
+                ):  # under training the reference asks torch, which wants the statistics of x itself
                     torch.testing.assert_close(actual[0], expected[0], rtol=1e-10, atol=1e-10)
                 torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-10, atol=1e-10)

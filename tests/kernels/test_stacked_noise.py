@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from credo.kernels import forced, generators, noise
+from credo.kernels import forced, noise
 from credo.kernels.stacked_noise import sample_rows_, sample_stacks_
 from tests.kernels.modes import TOLERANCE, every_mode, every_type
 
@@ -51,14 +51,12 @@ def test_threads_change_nothing(mode: str) -> None:
 
 
 @every_mode
-def test_samples_on_several_threads_are_the_same(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows whose noise the twin draws ahead."""
+def test_samples_on_several_threads_are_the_same(mode: str) -> None:
     mean, curvature, before = torch.zeros(50_000), torch.ones(50_000), torch.get_num_threads()
     results = []
     for threads in (1, 3):
         torch.set_num_threads(threads)
         stack = torch.empty(7, 50_000)
-        monkeypatch.setattr(generators, "_own", generators._Own())  # or the first noise would do for all
         try:
             with forced(mode):
                 sample_stacks_([stack], [mean], [curvature], 0.1, 0.5, SEED, STREAM, [0])
@@ -111,7 +109,7 @@ def test_rows_do_not_depend_on_threads_or_on_how_many_are_drawn(mode: str) -> No
 
 
 def test_rows_of_mixed_types_and_layouts() -> None:
-    """By the twin: the same numbers."""
+    """In plain torch: the same numbers."""
     means, variances = tensors(1, torch.float64), tensors(2, torch.float64)
     truth = rows_of(means, variances, SEEDS)
     means[0], means[3] = means[0].T.contiguous().T, means[3].float()

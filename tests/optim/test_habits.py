@@ -89,6 +89,18 @@ def test_an_lr_of_adam_is_warned_of(method):
         getattr(credo, method)(nn.Linear(2, 2), lr=0.02, data_size=10)
 
 
+def test_an_lr_of_adam_is_warned_of_where_ivon_would_hardly_move():
+    """A tenth of a step of IVON's is a slow one; a hundredth learns next to nothing, in silence."""
+    with pytest.warns(UserWarning, match=r"IVON\(lr=0\.001\).*usual lr is 0\.1"):
+        credo.IVON(nn.Linear(2, 2), lr=1e-3, data_size=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        credo.IVON(nn.Linear(2, 2), data_size=10)
+        credo.IVON(nn.Linear(2, 2), lr=0.1, data_size=10)
+        credo.IVON(nn.Linear(2, 2), lr=1e-3, initial_curvature=0.01, data_size=10)
+        credo.BayesByBackprop(nn.Linear(2, 2), lr=1e-3, data_size=10)  # it is Adam's there
+
+
 def test_signatures_stay_readable():
     import inspect
 

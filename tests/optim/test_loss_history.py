@@ -49,3 +49,47 @@ def test_divergence_is_measured_at_the_median_of_the_first_losses():
     assert seen.diverged() is None
     seen.add([2e3] * 50)
     assert seen.diverged() == (1.0, 2e3)
+
+
+def judged(losses: Tensor) -> tuple[float, float] | None:
+    seen, found = loss_history.LossHistory(fresh=True), None
+    for part in losses.double().view(-1, 50).tolist():
+        seen.add(part)
+        found = found or seen.diverged()
+        seen.stalled()
+    return found
+
+
+def test_a_divergence_in_the_first_step_is_told_by_the_first_loss():
+    """All losses but the first are huge: there is nothing else that they have grown from."""
+    rough = 1e6 * (1 + 0.5 * torch.rand(1000, generator=torch.Generator().manual_seed(0)))
+    found = judged(torch.cat([torch.tensor([1.1]), rough[1:]]))
+    assert found is not None
+    assert found[0] == pytest.approx(1.1)
+    assert found[1] > 1e6
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        pytest.param(
+            torch.cat([torch.tensor([1e-6]), torch.full((999,), 0.3)]), id="pretrained, under noise"
+        ),
+        pytest.param(torch.cat([torch.tensor([1e-6]), torch.full((999,), 3.0)]), id="pretrained, much noise"),
+        pytest.param(900 * torch.exp(-torch.arange(1000) / 900), id="large losses that fall"),
+        pytest.param(
+            torch.cat([torch.full((500,), 400.0), torch.full((500,), 0.5)]), id="a bad start that is over"
+        ),
+        pytest.param(
+            torch.where(torch.arange(1000) % 9 == 0, 1.0, 500.0),
+            id="outliers, and a loss that is low between",
+        ),
+    ],
+)
+def test_what_is_no_divergence(losses):
+    assert judged(losses) is None
+
+
+def test_losses_of_zero_stand_still():
+    assert said(torch.zeros(5000))
+    assert not said(torch.cat([torch.ones(3), torch.zeros(4997)]))

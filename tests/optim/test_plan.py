@@ -234,7 +234,7 @@ def test_a_bad_gradient_without_squares_refuses_the_step_too(together):
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("name", ["curvature", "momentum"])
 def test_state_that_moves_amid_a_closure_is_updated_where_it_is(both_kernels, name, samples):
-    """The means are away then, in rooms that only the plan at the draw knew of."""
+    """The means are away then, in backups that only the plan at the draw knew of."""
     results = []
     for moves in (False, True):
         model, optimizer = stepped(3, mc_samples=samples)

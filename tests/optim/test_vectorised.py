@@ -146,3 +146,35 @@ def test_a_step_leaves_no_graph_behind():
         assert seen[0]() is None
     finally:
         gc.enable()
+
+
+class Sentences(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.layer, self.head = (
+            nn.Embedding(9, 4),
+            nn.LSTM(4, 5, batch_first=True),
+            nn.Linear(5, 3),
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layer(self.tokens(tokens))[0][:, -1])
+
+
+@pytest.mark.parametrize(("make", "samples"), [(credo.VOGN, 1), (credo.VOGN, 2), (credo.BayesByBackprop, 1)])
+def test_one_sample_is_no_special_case(make, samples):
+    """The default of mc_samples is 1: there is nothing to compute together then."""
+
+    def run(vectorized: bool) -> tuple:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model, tokens = Sentences().double(), torch.randint(9, (6, 5))
+        optimizer = make(model, data_size=50, mc_samples=samples, vectorized=vectorized)
+        targets = torch.arange(6) % 3
+        losses = [
+            optimizer.step(lambda: F.cross_entropy(model(tokens), targets, reduction="none"))
+            for _ in range(3)
+        ]
+        return snapshot(model), optimizer.posterior().variance, torch.stack(losses)
+
+    torch.testing.assert_close(run(False), run(True), rtol=1e-10, atol=1e-12)

@@ -15,7 +15,6 @@ Regression: Λ = I/σ², one for each output. With labels of the data instead, o
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
@@ -30,7 +29,7 @@ from credo.curvature.kronecker import FactorSums, layer_name, watching_factors
 from credo.curvature.tracking import watched_parameters
 from credo.errors import InvalidType, InvalidValue
 from credo.posterior.base import Posterior
-from credo.posterior.model_copy import device_of
+from credo.posterior.model_copy import device_of, eval_mode
 from credo.predict import predict
 from credo.validate import positive, whole
 
@@ -230,7 +229,7 @@ def _asked(value: object, validation: object) -> float | str:
 def curvature_of(
     model: nn.Module, loader: Iterable[Any], structure: str, likelihood: LaplaceLikelihood, layer: str | None
 ) -> Curvature:
-    with at_rest(model):
+    with eval_mode(model):
         if structure == "diagonal":
             return _diagonal(model, loader, likelihood)
         if structure == "kronecker":
@@ -369,15 +368,3 @@ def _log_likelihood(likelihood: LaplaceLikelihood, output: Tensor, targets: Tens
 def _check_some_examples(examples: int) -> None:
     if not examples:
         raise InvalidValue("loader yielded no examples; an exhausted iterator must be made again")
-
-
-@contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
-    """In eval mode, and afterwards in the modes it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -20,7 +20,7 @@ from credo.errors import CallOrderError, InvalidType, InvalidValue
 from credo.posterior.base import Posterior, Weights
 from credo.posterior.diagonal import DiagonalPosterior
 from credo.posterior.low_rank import LowRankPosterior
-from credo.posterior.model_copy import device_of, preserve_rng
+from credo.posterior.model_copy import device_of, eval_mode, preserve_rng
 from credo.predict.functions import Functions, functions_of
 from credo.predict.inputs import Reader
 from credo.predict.prediction import Read
@@ -174,17 +174,15 @@ def refresh_batch_norm(model: nn.Module, loader: Iterable[Any]) -> int:
     layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not layers:
         return 0
-    modes = [(module, module.training) for module in model.modules()]
     momenta = [layer.momentum for layer in layers]
     kept = {key: value.clone() for key, value in model.state_dict().items()}
     device, seen = device_of(model), 0
     try:
-        model.eval()
-        for layer in layers:
-            layer.reset_running_stats()
-            layer.momentum = None  # a plain average over batches
-            layer.training = True
-        with preserve_rng(0, device):
+        with eval_mode(model), preserve_rng(0, device):
+            for layer in layers:
+                layer.reset_running_stats()
+                layer.momentum = None  # a plain average over batches
+                layer.training = True
             for batch in Reader(model).batches(loader):
                 batch.call(model)
                 seen += 1
@@ -194,8 +192,6 @@ def refresh_batch_norm(model: nn.Module, loader: Iterable[Any]) -> int:
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-        for module, mode in modes:
-            module.training = mode
     if not seen:
         model.load_state_dict(kept)
         raise InvalidValue("loader yielded no batch; an exhausted iterator must be made again")

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from credo.calibration.objectives import Grid, Objective, OfClasses, OfLabels, OfValues, minimise
-from credo.errors import InvalidValue
-from credo.metrics.layouts import IGNORED
+from credo.errors import InvalidType, InvalidValue
+from credo.metrics.targets import IGNORED
 from credo.posterior.base import Posterior
 from credo.posterior.model_copy import preserve_rng
+from credo.predict.ensemble import Ensemble
 from credo.predict.functions import AnyPosterior, functions_of
 from credo.predict.inputs import Batch, Reader
 from credo.predict.outputs import (
@@ -49,7 +50,7 @@ class Calibration:
     temperature: float  # of the logits; 1 for regression
     noise: Noise  # of regression
     class_dim: int | None
-    nll_before: float  # on the validation data, in nats
+    nll_before: float  # on the validation data, in nats; with `unbiased` the estimate for very many samples
     nll_after: float  # never more
     samples: int
     seed: int
@@ -69,6 +70,7 @@ def calibrate(
     *,
     fit: Fit | None = None,
     samples: int = 10,
+    unbiased: bool = False,
     seed: int = 0,
     task: Task = "classification",
     temperature: float = 1.0,
@@ -82,7 +84,8 @@ def calibrate(
     """Fit the scale of σ² and the temperature (of regression: the noise) by the NLL of validation data.
 
     The model is not touched. What was given is always a candidate: the result has at most its NLL, at the same
-    `samples` and `seed`. The fit is for that number of samples; with few of them a narrower posterior predicts better.
+    `samples` and `seed`. The fit is for that number of samples; for few of them another scale is best than for many.
+    For the scale of the posterior itself, that of very many samples, there is `unbiased`.
 
     Args:
         validation: a pair (inputs, targets) of tensors or arrays, or an iterable of batches (x, y) or dicts. Data that
@@ -90,6 +93,8 @@ def calibrate(
         fit: "both"; "scale" alone; "temperature" alone, or for regression "noise" alone. None fits both where the
             posterior has variances, and else what is left: "mean", dropout and ensembles have a temperature only.
         temperature, noise: what was used so far, where the search begins; kept if it is not fitted.
+        unbiased: fit to the NLL of very many samples, as estimated from these: the part of the NLL that comes from
+            their small number is taken off (to first order). `nll_before` and `nll_after` are that estimate too.
         samples, seed, task, class_dim, target, batch_size, vectorise: as in `credo.predict`.
         ignore_index: class targets that do not count.
     """
@@ -101,7 +106,8 @@ def calibrate(
         model=model,
         posterior=posterior,
         likelihood=likelihood,
-        samples=whole("samples", samples, at_least=1),
+        samples=_samples(samples, unbiased),
+        unbiased=unbiased,
         seed=whole("seed", seed, at_least=0),
         vectorise=vectorise,
         reader=Reader(model, target),
@@ -146,6 +152,7 @@ class _Search:
     posterior: AnyPosterior
     likelihood: Likelihood
     samples: int
+    unbiased: bool
     seed: int
     vectorise: bool | None
     reader: Reader
@@ -199,10 +206,14 @@ class _Search:
         x, nll = minimise(lambda x: objective.nll(start * math.exp(x)), SHARPNESS, GAIN)
         return Fitted(nll, scale, start * math.exp(x))
 
+    def _corrects(self) -> bool:
+        """The members of an ensemble are all there are: nothing was sampled."""
+        return self.unbiased and not isinstance(self.posterior, Ensemble)
+
     def _answered(self, posterior: AnyPosterior) -> Objective:
         read = self.likelihood.read
         functions = functions_of(self.model, posterior, self.samples, self.seed, read, self.vectorise)
-        objective = _objective(self.likelihood, self.ignore_index)
+        objective = _objective(self.likelihood, self.ignore_index, self._corrects())
         with preserve_rng(self.seed, self.reader.device):
             for batch in _with_targets(self.reader.labelled(self.validation, self.batch_size)):
                 columns = zip(*functions(batch), strict=True)
@@ -233,10 +244,19 @@ def _what_to_fit(fit: object, posterior: object, likelihood: Likelihood) -> tupl
     return scale, value
 
 
-def _objective(likelihood: Likelihood, ignore_index: int | None) -> Objective:
+def _samples(samples: object, unbiased: object) -> int:
+    found = whole("samples", samples, at_least=1)
+    if not isinstance(unbiased, bool):
+        raise InvalidType(f"unbiased must be True or False, got {unbiased!r:.80}")
+    if unbiased and found == 1:
+        raise InvalidValue("unbiased=True estimates from the spread of the samples, and samples=1 has none")
+    return found
+
+
+def _objective(likelihood: Likelihood, ignore_index: int | None, unbiased: bool) -> Objective:
     if isinstance(likelihood, Gaussian):
-        return OfValues(likelihood.noise if _given_value(likelihood) else torch.ones(()))
-    return OfClasses(ignore_index) if isinstance(likelihood, Categorical) else OfLabels()
+        return OfValues(likelihood.noise if _given_value(likelihood) else torch.ones(()), unbiased)
+    return OfClasses(ignore_index, unbiased) if isinstance(likelihood, Categorical) else OfLabels(unbiased)
 
 
 def _given_value(likelihood: Likelihood) -> float:

@@ -2,6 +2,10 @@
 
 The answers of the functions are kept, so that trying another T or noise does not run the network again. Memory: one
 number for each function, example and class; of regression two for each value.
+
+The mean p̄ of C samples p_c is itself noisy, and −log p̄ is too high on average, by Var(p_c) / (2C·p²) to first order. A
+wider posterior has more variance, so the least NLL of few samples is at too narrow a posterior. `unbiased` takes that
+term off, as estimated from the samples. What remains is the NLL of very many samples, but for terms in 1/C².
 """
 
 import math
@@ -14,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from credo.errors import InvalidValue
-from credo.metrics.layouts import class_rows, label_targets, value_targets
 from credo.metrics.regression import each_gaussian_nll
+from credo.metrics.targets import class_rows, label_targets, value_targets
 from credo.predict.prediction import Outputs, RegressionAverage, tempered, wide
 
 
@@ -35,11 +39,21 @@ class OfLogits:
         return 1.0  # a temperature is always given
 
 
+def each_nll(log_p: Tensor, unbiased: bool) -> Tensor:
+    """−log (1/C) Σ_c p_c of every column."""
+    count = len(log_p)
+    average = log_p.logsumexp(0) - math.log(count)
+    if not unbiased or count < 2:
+        return -average
+    spread = (log_p - average).exp().var(0).where(average > -math.inf, 0.0)
+    return -average - spread / (2 * count)
+
+
 class OfClasses(OfLogits):
     """−1/N Σ log (1/C) Σ_c softmax(f_c/T)_y."""
 
-    def __init__(self, ignore_index: int | None) -> None:
-        self._ignore_index = ignore_index
+    def __init__(self, ignore_index: int | None, unbiased: bool) -> None:
+        self._ignore_index, self._unbiased = ignore_index, unbiased
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def add(self, answers: Outputs, targets: object) -> None:
@@ -52,7 +66,7 @@ class OfClasses(OfLogits):
         total, count = 0.0, 0
         for rows, own in self._kept:
             log_p = tempered(own, value) - tempered(rows, value).logsumexp(-1)  # (C, N)
-            total -= float((log_p.logsumexp(0) - math.log(len(rows))).double().sum())
+            total += float(each_nll(log_p, self._unbiased).double().sum())
             count += own.shape[1]
         return total / _some(count)
 
@@ -60,7 +74,8 @@ class OfClasses(OfLogits):
 class OfLabels(OfLogits):
     """The same with sigmoids, over all labels."""
 
-    def __init__(self) -> None:
+    def __init__(self, unbiased: bool) -> None:
+        self._unbiased = unbiased
         self._kept: list[Tensor] = []
 
     def add(self, answers: Outputs, targets: object) -> None:
@@ -71,23 +86,27 @@ class OfLabels(OfLogits):
     def nll(self, value: float) -> float:
         total, count = 0.0, 0
         for signed in self._kept:
-            log_p = F.logsigmoid(tempered(signed, value)).logsumexp(0) - math.log(len(signed))
-            total -= float(log_p.double().sum())
+            total += float(each_nll(F.logsigmoid(tempered(signed, value)), self._unbiased).double().sum())
             count += signed.shape[1]
         return total / _some(count)
 
 
 class OfValues:
-    """The Gaussian NLL with the variance `value`·noise + epistemic; the noise may be what the model tells."""
+    """The Gaussian NLL with the variance `value`·noise + epistemic; the noise may be what the model tells.
 
-    def __init__(self, noise: Tensor | None) -> None:
-        self._noise = noise
+    Of C samples the squared error of the mean is too high by v/C, v their variance. If they are Gaussian, what they
+    say of V = v + noise has the relative variance q = 2v²/((C − 1)V²). So log V is too low by q/2, and 1/V too high by
+    the factor 1 + q.
+    """
+
+    def __init__(self, noise: Tensor | None, unbiased: bool) -> None:
+        self._noise, self._unbiased, self._samples = noise, unbiased, 0
         self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, answers: Outputs, targets: object) -> None:
         average = RegressionAverage(False, self._noise)
         average.add(answers)
-        found = average.result()
+        found, self._samples = average.result(), len(answers[0])
         errors = value_targets(found.mean, targets) - found.mean.double()
         self._kept.append((errors, found.epistemic.double(), found.aleatoric.double()))
 
@@ -96,7 +115,15 @@ class OfValues:
             torch.cat([part.flatten() for part in column]) for column in zip(*self._kept, strict=True)
         )
         _some(len(errors))
-        return float(each_gaussian_nll(errors, epistemic + value * noise).mean())
+        if not self._unbiased or self._samples < 2:
+            return float(each_gaussian_nll(errors, epistemic + value * noise).mean())
+        count = self._samples
+        own = epistemic * (count / (count - 1))
+        variance = own + value * noise
+        share = (own / variance).nan_to_num(0.0)  # 0/0 where nothing varies
+        q = 2 * share.square() / (count - 1)
+        plain = each_gaussian_nll(errors / (1 + q).sqrt(), variance)
+        return float((plain - 0.5 * share / (count * (1 + q)) + q / 4).mean())
 
     def mean_square(self) -> float:
         errors = torch.cat([errors.flatten() for errors, _, _ in self._kept])

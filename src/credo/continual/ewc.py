@@ -7,8 +7,7 @@ tasks. Online (Schwarz et al. 2018): F ← decay·F + Fₜ around the newest θ�
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
 import torch
@@ -21,6 +20,7 @@ from credo.continual.tasks import Batch
 from credo.curvature.capture import squared_gradients
 from credo.errors import InvalidType, InvalidValue
 from credo.optim import arguments
+from credo.posterior.model_copy import eval_mode
 
 
 @final
@@ -129,7 +129,7 @@ def fisher(
     generator = generator or torch.Generator().manual_seed(0)
     total: dict[str, Tensor] = {}
     examples = 0
-    with _evaluating(model):
+    with eval_mode(model):
         for inputs, given in batches:
             targets = given if labels == "data" else _drawn(model(inputs), generator)
             squares = squared_gradients(model, lambda x=inputs, y=targets: loss(model(x), y).sum(), "sum")  # type: ignore[misc]
@@ -150,17 +150,6 @@ def _sum_of_quadratics(f1: Tensor, c1: Tensor, f2: Tensor, c2: Tensor) -> tuple[
     """f₁(θ − c₁)² + f₂(θ − c₂)² = f(θ − c)² + a constant; where nothing holds the weight, c is the newest place."""
     f = f1 + f2
     return f, torch.where(f > 0, (f1 * c1 + f2 * c2) / f.clamp(min=torch.finfo(f.dtype).tiny), c2)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 def _check_importance(importance: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.curvature.loss_factor import SEVERAL_MEANS, Factor, Irregular
 from credo.curvature.rule import WIDE, Operation, Outputs, PerExampleGradient, Pieces, chunked_squares, widen
 from credo.curvature.torch_private import DisableTorchFunction, is_any_autocast_enabled
 from credo.curvature.tracking import ParameterSource
@@ -59,8 +60,11 @@ class SquareAccumulator:
         parameters: Mapping[int, Tensor],
         names: Callable[[], Mapping[int, str]],
         reduction: str | None = None,
+        constants: set[float] | None = None,
     ):
+        """`constants` are known to multiply losses, whatever the batch; new ones are added."""
         self.parameters = parameters
+        self.constants = set() if constants is None else constants
         self.reduction = reduction  # what the loss is declared to be; None: not declared
         self.shares: list[Share] = []  # how much of a mean each backward pass was
         self.has_open_shares = False
@@ -71,6 +75,11 @@ class SquareAccumulator:
         self.rows = 0  # as `examples`, with those that the loss leaves out
         self.likelihood = False  # whether the last loss was one
         self.loss: Tensor | None = None  # the sum of what went back, as far as it was one number
+        self.factors: tuple[Factor, ...] = ()  # of the last loss, as far as it was a mean
+        self.witness: tuple[Tensor, int] | None = (
+            None  # a parameter whose `.grad` was filled, and its version then
+        )
+        self.irregular: Irregular | None = None
         self.closed = False
         self.current: BackwardPass | None = None
 
@@ -141,14 +150,7 @@ class SquareAccumulator:
     def add_share(self, new: Share) -> None:
         """Raises on several means where a mean over all examples was to be put together."""
         if new.is_whole and any(share.is_whole for share in self.shares):
-            raise InvalidValue(
-                "two backward passes in one block, and each loss is the mean over its own examples. Several "
-                "passes in a "
-                "block are micro-batches of one batch, so each loss must be its share of the mean of all: divide it by "
-                "the number of micro-batches, or sum the losses and divide by the number of all examples. Two "
-                "losses of "
-                "the same examples: add them, and call backward once."
-            )
+            raise InvalidValue(SEVERAL_MEANS)
         self.shares.append(new)
         self.has_open_shares = self.has_open_shares or new.open
 
@@ -246,6 +248,11 @@ class Statistics:
     def likelihood(self) -> bool:
         """Whether the loss was a log-likelihood; else it is an error of unknown scale."""
         return self._accumulator.likelihood
+
+    @property
+    def irregular(self) -> Irregular | None:
+        """What is unusual about the losses of the block."""
+        return self._accumulator.irregular
 
 
 # ────────────────────────────────────────

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from credo.curvature.accumulate import WHOLE, BackwardPass, Share, SquareAccumulator, Watched
-from credo.curvature.backward_calls import EngineCall
+from credo.curvature.backward_calls import EngineCall, takes_mean
 from credo.curvature.flow_lookup import ELEMENTWISE, SHAPES_ALONE, operation_name
 from credo.curvature.layouts import WHOLE_BATCH, Rows, signed
+from credo.curvature.loss_factor import of_a_mean, outer_factors, refuse_number_of_examples
 from credo.curvature.misused_rows import LOOKED_AT, look_at, look_at_operation, look_at_row_for_all
 from credo.curvature.passes import check_joined, check_one_example
 from credo.curvature.reductions import check_sum, read_mean
@@ -71,7 +72,11 @@ def audit(
     elif reaches and examples:
         if declared is None and accumulator.current is None:
             _check_rows_alone(call, nodes, accumulator, bool(more), samples)
-        accumulator.add_share(Share(math.nan, math.nan))
+        factors, below = outer_factors(call.roots, call.seeds)
+        is_mean = accumulator.reduction == "mean" and takes_mean(below)
+        accumulator.factors = tuple(factors) if is_mean else ()
+        share = math.prod(factor.value for factor in factors) if is_mean else math.nan
+        accumulator.add_share(Share(share, share))
     return BackwardPass(examples, counted, wanted, single)
 
 
@@ -111,12 +116,17 @@ def _count_in_the_loss(
             and call.seeds[0] is None
             and known.is_mean_of_all(nodes[0])
         ):
+            accumulator.factors = ()
             if accumulator.shares:
                 accumulator.add_share(WHOLE)
             else:
                 accumulator.shares.append(WHOLE)
             return examples
         reading = read_mean(trace(), call.roots, call.seeds, declared)
+        factors, _ = outer_factors(call.roots, call.seeds)
+        accumulator.factors = of_a_mean(factors, reading.share.of_examples) if factors else ()
+        for number in {examples // samples, reading.examples // samples} if accumulator.factors else ():
+            refuse_number_of_examples(accumulator.factors, number, accumulator.constants)
         accumulator.add_share(reading.share)
         return reading.examples
 

@@ -204,29 +204,36 @@ _PASSED = ("ToCopy", "Clone", "Alias", "View", "Squeeze", "Unsqueeze", "Neg")
 _PASSED_AT_MOST = 4
 
 
-def refuse_other_reduction(roots: Sequence[Tensor], reduction: str, examples: int) -> None:
+def refuse_other_reduction(roots: Sequence[Tensor], reduction: str, examples: int) -> bool | None:
     """A sum that was declared a mean, or a mean a sum: the gradients would be wrong by the number of examples.
 
-    Only what is certain: a loss function's own reduction, or the sum of what it gave, with nothing behind it.
+    Only what is certain: a loss function's own reduction, or the sum of what it gave, with nothing behind it. Returns
+    whether it is a mean; None where that is not certain.
     """
-    if len(roots) != 1 or roots[0].numel() != 1 or examples < 2:
-        return
+    if len(roots) != 1 or roots[0].numel() != 1:
+        return None
     node: Any = roots[0].grad_fn
     for _ in range(_PASSED_AT_MOST):
         if node is None or _kind(node) not in _PASSED:
             break
         node = node.next_functions[0][0]
     found = _reduced(node)
-    if reduction == "mean" and found == _SUM:
+    if reduction == "mean" and found == _SUM and examples > 1:
         raise UnsupportedOperation(
             f"reduction='mean' is declared, but {node.name()} sums the losses of {examples} examples, so the gradients "
             f"would be {examples} times too large. Take the mean, or build the optimiser with reduction='sum'."
         )
-    if reduction == "sum" and found == _MEAN:
+    if reduction == "sum" and found == _MEAN and examples > 1:
         raise UnsupportedOperation(
             f"reduction='sum' is declared, but {node.name()} takes the mean over {examples} examples, so the gradients "
             f"would be {examples} times too small. Sum the losses, or build the optimiser with reduction='mean'."
         )
+    return None if found is None else found == _MEAN
+
+
+def takes_mean(node: Any) -> bool:
+    """Whether it is certain that a node takes a mean."""
+    return _reduced(node) == _MEAN
 
 
 def _reduced(node: Any) -> int | None:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from credo.curvature.accumulate import SquareAccumulator, Watched
 from credo.curvature.audit import audit
 from credo.curvature.backward_calls import ENGINE_CALLS, added_loss, is_likelihood, read_engine_call
+from credo.curvature.loss_factor import Irregular
 from credo.curvature.rule import MERGE_NODES, Operation, examples_second
 from credo.curvature.rules import Generic, rule_for
 from credo.curvature.torch_private import (
@@ -133,7 +134,9 @@ class Interception(TorchFunctionMode):
     ):
         self._samples = samples  # computed at once
         self._transform = transform
-        self.accumulator = SquareAccumulator(parameters.watched, parameters.names, reduction)
+        self.accumulator = SquareAccumulator(
+            parameters.watched, parameters.names, reduction, parameters.factors
+        )
         self._provenance = Provenance(parameters)
         self._declared = declared
         self._calls = 0
@@ -281,7 +284,7 @@ class Interception(TorchFunctionMode):
             self._examples_second = before
 
     def _derive(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A call on parameters alone: run it on their private twins, and hand out the result as derived."""
+        """A call on parameters alone: run it on their private copies, and hand out the result as derived."""
         parents = [s for s in map(self._provenance.source, tensors_in((*args, *kwargs.values()))) if s]
         if _writes_in_place(func) and not parents[0].is_parameter:
             raise UnsupportedOperation(
@@ -342,16 +345,21 @@ class Interception(TorchFunctionMode):
         wanted = (
             self.accumulator.parameters if call.wanted is None else {id(tensor) for tensor in call.wanted}
         )
-        new = audit(call, self.accumulator, wanted, self._declared, self._samples)
-        outer = self.accumulator.current
+        accumulator = self.accumulator
+        new = audit(call, accumulator, wanted, self._declared, self._samples)
+        outer = accumulator.current
+        fills = outer is None and func is not torch.autograd.grad
+        if fills and accumulator.witness is not None:
+            accumulator.irregular = accumulator.irregular or Irregular()
+            accumulator.irregular.pass_begins(accumulator.witness)
         if self._transform is not None and new.counted != new.examples:
             self._transform.refuse_left_out(new.counted, new.examples)
         if outer is not None:  # a re-entrant checkpoint's own backward: its uses belong to the outer pass
             new.join(outer)
         else:
-            self.accumulator.likelihood = is_likelihood(call.roots)
-            self.accumulator.loss = added_loss(self.accumulator.loss, call)
-        self.accumulator.current = new
+            accumulator.likelihood = is_likelihood(call.roots)
+            accumulator.loss = added_loss(accumulator.loss, call)
+        accumulator.current = new
         try:
             # Another block around this one wants to see it too.
             nested = count_modes() and any(isinstance(mode, Interception) for mode in active_modes())
@@ -360,9 +368,17 @@ class Interception(TorchFunctionMode):
             self.withdraw()  # after an interrupt while the mode was entered or left
             raise
         finally:
-            self.accumulator.current = outer
+            accumulator.current = outer
         if outer is None:
-            self.accumulator.settle(new)
+            accumulator.settle(new)
+        if fills:
+            for p in accumulator.parameters.values():
+                if p.grad is not None:
+                    accumulator.witness = (p, p.grad._version)
+                    break
+            if accumulator.factors or accumulator.irregular is not None:
+                accumulator.irregular = accumulator.irregular or Irregular()
+                accumulator.irregular.pass_ends(accumulator.factors, accumulator.parameters.values())
         return result
 
 

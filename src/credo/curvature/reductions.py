@@ -281,12 +281,13 @@ class _Reader:
     def __init__(self, trace: Trace, mean: bool):
         self._trace, self._mean, self._examples = trace, mean, trace.examples
         self._divisors: frozenset[float] = frozenset()  # of the place that is being read
-        self._totals: tuple[float, ...] = ()  # of the weights by which the means of this loss divide
+        # Sums of the weights by which the means of this loss divide, and the examples that these do not ignore.
+        self._totals: tuple[tuple[float, frozenset[int]], ...] = ()
 
     def read_all(self, places: Sequence[Place]) -> list[_Term]:
         """Numbers of single examples that were added up one after the other are one sum."""
         ones = [place for place in places if place.is_number]
-        self._totals = tuple(filter(None, map(_total_weight, places))) if self._mean else ()
+        self._totals = tuple(filter(None, map(self._total_weight, places))) if self._mean else ()
         terms = [self._read(place) for place in places if not place.is_number]
         return terms + self._read_numbers(ones, [float(place.grad.abs().sum()) for place in ones])
 
@@ -400,9 +401,8 @@ class _Reader:
         of_all = _fitting(known, (everything, among))
         of_kept = _fitting(known, (count, elements)) if equal else None
         number = of_all or of_kept
-        total = next(
-            (t / samples for t in (*totals, *self._totals) if any(_is(d * samples, t) for d in known)), None
-        )
+        totals += tuple(total for total, not_ignored in self._totals if kept == not_ignored)
+        total = next((t / samples for t in totals if any(_is(d * samples, t) for d in known)), None)
         if total is not None and (number is None or count == everything):
             share = total / divisor
             return _Term(kept if count < everything else None, Share(share, share))
@@ -416,6 +416,17 @@ class _Reader:
             return _Term(None if of_kept is None else kept, Share(number / divisor, number / divisor))
         kind = _Ambiguous if number is not None else UnsupportedOperation
         raise kind(unreadable(node.name(), divisor, count, everything))
+
+    def _total_weight(self, place: Place) -> tuple[float, frozenset[int]] | None:
+        """By what a weighted mean divides, and over whom. Label smoothing divides its own part by that, too."""
+        node, argument, layout = place.node, place.argument, place.layout
+        if argument < 0 or not operation_name(type(node)).startswith("NllLoss"):
+            return None
+        if saved(node, "weight") is None or saved(node, "reduction") != _MEAN:
+            return None
+        valid = saved(node, "target") != signed(saved(node, "ignore_index"))
+        axis = 0 if isinstance(layout, Single) or not layout.axis else layout.axis - 1
+        return float(_class_weights(node).sum()), self._examples_of(layout, axis, valid)
 
     def _examples_of(self, layout: Rows | Single, axis: int, kept: Tensor) -> frozenset[int]:
         """The examples of which an element is kept; they are counted by dimension `axis` of `kept`."""
@@ -433,14 +444,6 @@ def _class_weights(node: Any) -> Tensor:
     if weight is not None:
         counts = counts * weight.to(torch.float64)[target.clamp(min=0, max=len(weight) - 1)]
     return counts
-
-
-def _total_weight(place: Place) -> float | None:
-    """By what a weighted mean divides. Label smoothing divides its own part by that, too."""
-    node, argument = place.node, place.argument
-    if argument < 0 or not operation_name(type(node)).startswith("NllLoss") or saved(node, "weight") is None:
-        return None
-    return float(_class_weights(node).sum()) if saved(node, "reduction") == _MEAN else None
 
 
 def _totals(weights: Tensor, axis: int) -> tuple[float, ...]:

@@ -242,6 +242,7 @@ class WatchedParameters:
         self.watched: dict[int, Tensor] = {}
         self.sources: dict[int, ParameterSource] = {}
         self.constants: dict[int, Tensor] = {}
+        self.factors: set[float] = set()  # constants that have multiplied losses, whatever the batch
         for constant in constants:
             if constant is not None:
                 self.constants[id(constant)] = constant

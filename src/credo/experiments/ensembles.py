@@ -73,7 +73,7 @@ def _write(
     ranks: Ranks,
 ) -> None:
     data = ranks.each(lambda: run_data(training, None if data_root is None else Path(data_root)))
-    task = task_of(training.task, float(training.settings.get("noise_variance", 1.0)))
+    task = task_of(training)
     evaluator = Evaluator(task, data.normalise, training.samples, 0, device, lambda: None, ranks)
     factory = None if isinstance(training.model, str) else training.model
     models = [member.model(factory).to(device) for member in members]

@@ -27,7 +27,47 @@ td.who { color: var(--soft); }
 tbody tr.ours:hover, tbody tr.paper:hover { background: var(--shade); }
 dt { font-weight: 600; }
 dd { margin: 0 0 .5rem 1rem; overflow-wrap: anywhere; }
+thead th[tabindex] { cursor: pointer; }
+thead th[aria-sort="ascending"]::after { content: " ▲"; }
+thead th[aria-sort="descending"]::after { content: " ▼"; }
+@media (max-width: 40rem) {
+  main { padding: 1rem .75rem 3rem; }
+  tbody th { position: sticky; left: 0; background: var(--paper); }
+  tbody th, td.who { max-width: 9rem; white-space: normal; }
+}
 figure { margin: 1.5rem 0; }
 figure img { display: block; max-width: 100%; height: auto; background: #fff; border-radius: 6px; padding: .5rem; }
 @media (prefers-color-scheme: light) { figure img { border: 1px solid var(--rule); } }
+"""
+
+# A click on a heading sorts by that column, a second one the other way. Published lines stay below the line of ours
+# that they belong to; lines without a number come last.
+SORT_SCRIPT: Final = """
+for (const table of document.querySelectorAll("table")) {
+  const body = table.tBodies[0];
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    if (!head.textContent) return;
+    head.tabIndex = 0;
+    const sort = () => {
+      const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+      for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+      const groups = [];
+      for (const row of body.rows) {
+        if (row.className === "ours" || !groups.length) groups.push([]);
+        groups[groups.length - 1].push(row);
+      }
+      const text = (group) => group[0].cells[column].textContent;
+      const number = (group) => parseFloat(text(group).replace("−", "-"));
+      groups.sort((a, b) => {
+        if (column === 0) return sign * text(a).localeCompare(text(b));
+        const [x, y] = [number(a), number(b)];
+        return Number.isNaN(x) - Number.isNaN(y) || sign * (x - y) || 0;
+      });
+      body.append(...groups.flat());
+    };
+    head.addEventListener("click", sort);
+    head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
+  });
+}
 """

@@ -1,6 +1,5 @@
 """Watching a run: a progress bar with rates and remaining time, and TensorBoard. Watchers see, and change nothing."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any, final
@@ -8,32 +7,20 @@ from typing import Any, final
 from credo.errors import InvalidValue
 
 
-class Watcher(ABC):
-    """`stepped` is called at every step and must be cheap; all of `ended`'s work happens also after an error."""
+class Watcher:
+    """Sees nothing by itself. `stepped` is called at every step and must be cheap; `ended` also after an error."""
 
-    @abstractmethod
     def started(self, title: str, epochs: int, steps_per_epoch: int, step: int) -> None:
         """A run begins, or goes on from `step`."""
 
-    @abstractmethod
     def stepped(self, step: int) -> None:
         """`step` steps have been taken."""
 
-    @abstractmethod
     def epoch_ended(self, row: Mapping[str, Any]) -> None:
         """A line of the log."""
 
-    @abstractmethod
     def ended(self) -> None:
         """The run is over, finished or not."""
-
-
-@final
-class Silent(Watcher):
-    def started(self, title: str, epochs: int, steps_per_epoch: int, step: int) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def epoch_ended(self, row: Mapping[str, Any]) -> None: ...
-    def ended(self) -> None: ...
 
 
 @final
@@ -114,8 +101,6 @@ class TensorBoard(Watcher):
     def started(self, title: str, epochs: int, steps_per_epoch: int, step: int) -> None:
         """A resumed run writes on; TensorBoard keeps the later of two values for one epoch."""
         self._writer.add_text("run", title)
-
-    def stepped(self, step: int) -> None: ...
 
     def epoch_ended(self, row: Mapping[str, Any]) -> None:
         for name, value in row.items():

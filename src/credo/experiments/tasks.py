@@ -16,6 +16,7 @@ from credo.data.examples import Examples, Normalise
 from credo.errors import InvalidValue
 from credo.experiments.names import known
 from credo.experiments.ranks import Ranks
+from credo.experiments.recipe import Training
 from credo.predict import predict
 from credo.predict.functions import AnyPosterior
 
@@ -139,8 +140,10 @@ def noise_of(task: PredictionTask) -> float | None:
     return task.noise if isinstance(task, Regression) else None
 
 
-def task_of(name: str, noise: float = 1.0) -> PredictionTask:
-    return Classification() if known("task", name, TASKS) == "classification" else Regression(noise)
+def task_of(training: Training) -> PredictionTask:
+    if known("task", training.task, TASKS) == "classification":
+        return Classification()
+    return Regression(float(training.settings.get("noise_variance", 1.0)))
 
 
 # The test data: after every epoch, and unfamiliar data at the end

@@ -33,7 +33,7 @@ from credo.experiments.checkpoint import (
 from credo.experiments.learners import Material
 from credo.experiments.methods import method_of
 from credo.experiments.overrides import check_resume, check_seed, check_training
-from credo.experiments.progress import Silent, Watcher
+from credo.experiments.progress import Watcher
 from credo.experiments.ranks import Ranks
 from credo.experiments.recipe import Training
 from credo.experiments.results import Result, final_posterior, load_result, write_result
@@ -113,7 +113,7 @@ def train(
             work = stream_of(training, seed, place, name or RunName(), root, ranks)
         policy = checkpointing or Checkpointing()
         saver = Saver(Checkpoints(place.checkpoints, policy.keep), work, policy)
-        run = Run(work, saver, stop, watcher or Silent(), ranks)
+        run = Run(work, saver, stop, watcher or Watcher(), ranks)
         begin(run, place, training, seed, resume)
         follow(run)
     return load_result(place.path)
@@ -313,7 +313,7 @@ def single_task(
     """`between` is called between the parts of an evaluation, and may raise to stop."""
     place = torch.device(device)
     data = ranks.each(lambda: run_data(training, data_root))
-    task = task_of(training.task, float(training.settings.get("noise_variance", 1.0)))
+    task = task_of(training)
     model = build_model(training, data.shape, data.outputs).to(place)
     learner = method_of(training.method).build(
         model, task, data_size=len(data.train), seed=seed, settings=settings_with_augmentation(training, data)

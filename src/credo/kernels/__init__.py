@@ -1,4 +1,4 @@
-"""The sums Σᵢgᵢ and Σᵢgᵢ² of per-example gradients, in C++ with a pure-torch twin behind each function."""
+"""The sums Σᵢgᵢ and Σᵢgᵢ² of per-example gradients, in C++ with a reference in plain torch behind each function."""
 
 from credo.kernels.native import Status, forced, status
 

@@ -106,5 +106,5 @@ def run(command: list[str]) -> None:
 
 if __name__ == "__main__":
     made = build(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent)
-    print(made if made else "the package will run on its pure-torch twin")
+    print(made if made else "the package will run in plain torch")
     sys.exit(made is None)

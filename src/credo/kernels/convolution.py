@@ -3,7 +3,7 @@
     rᵢ[o, c, k] = Σₚ gᵢ[o, p] · xᵢ[c, stride·p + dilation·k − padding]
 
 o output and c input channels, k places in the kernel, p places in the output; one to three spatial dimensions. The
-M tensors rᵢ are never in memory together: the C++ kernel has a register tile of one, the twin a few megabytes.
+M tensors rᵢ are never in memory together: the C++ kernel has a register tile of one, plain torch has a few megabytes.
 """
 
 import math
@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, empty_like
 
 from credo.kernels import native
-from credo.kernels.convolution_twin import empty_sums, weight_sums_twin
+from credo.kernels.convolution_reference import Geometry, empty_sums, weight_sums_reference
 from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.linear import row_sums
 from credo.kernels.prepared import Prepared
 from credo.kernels.scratch import LIMIT, workspace
-from credo.kernels.unfolding import Geometry
 
-__all__ = ["Geometry", "weight_sums", "weight_sums_twin"]
+__all__ = ["Geometry", "weight_sums", "weight_sums_reference"]
 
 
 def weight_sums(
@@ -51,7 +50,7 @@ def sums_at(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
     x, g = readable(x), readable(g)
     if plan := _plan(x, g, at):
         return plan(x, g)
-    return weight_sums_twin(x, g, *at) if _kernel(x) is None else sums_of_halves(x, g, at)
+    return weight_sums_reference(x, g, at) if _kernel(x) is None else sums_of_halves(x, g, at)
 
 
 def _has_one_place(g: Tensor, at: Geometry) -> bool:
@@ -95,7 +94,7 @@ def one_place_sums(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
     return total, squares
 
 
-class Planned:
+class PlannedConvolution:
     """The C++ kernel for inputs and gradients of one size and layout."""
 
     def __init__(self, kernel: native.Kernel, x: Tensor, g: Tensor, at: Geometry):
@@ -115,7 +114,7 @@ class Planned:
         return total, squares
 
 
-def _planned(x: Tensor, g: Tensor, at: Geometry) -> Planned | None:
+def _planned(x: Tensor, g: Tensor, at: Geometry) -> PlannedConvolution | None:
     """Where the kernel can take x and g as they are, and needs not too much scratch memory for its copies of them."""
     wide = x.dtype is g.dtype and x.dtype in (torch.float32, torch.float64)
     if not wide or x.numel() == 0 or g.numel() == 0 or _has_one_place(g, at):
@@ -123,14 +122,14 @@ def _planned(x: Tensor, g: Tensor, at: Geometry) -> Planned | None:
     as_they_are = readable(x) is x and readable(g) is g and not _skips(at)
     if not as_they_are or (kernel := _kernel(x)) is None:
         return None
-    plan = Planned(kernel, x, g, at)
+    plan = PlannedConvolution(kernel, x, g, at)
     return None if plan.scratch_bytes > LIMIT and split(x, g, at) else plan
 
 
 _prepared = Prepared(_planned)
 
 
-def _plan(x: Tensor, g: Tensor, at: Geometry) -> Planned | None:
+def _plan(x: Tensor, g: Tensor, at: Geometry) -> PlannedConvolution | None:
     kind = (x.shape, x.stride(), x.dtype, x.is_cpu, g.shape, g.stride(), g.dtype, at)
     return _prepared.get(kind, x, g, at)
 

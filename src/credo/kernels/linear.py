@@ -9,7 +9,6 @@ layer is a convolution with a kernel of one place, channels last.
 import ctypes
 from collections.abc import Callable
 from struct import pack
-from typing import final
 
 import torch
 from torch import Tensor, empty_like, get_num_threads
@@ -18,13 +17,9 @@ from credo.kernels import native
 from credo.kernels.layout import widened
 from credo.kernels.native import asked_for
 from credo.kernels.prepared import Prepared
-from credo.kernels.scratch import addresses, owned, scratch
+from credo.kernels.scratch import addresses, scratch
 
 SQUARED = 4 << 20  # bytes of squared x and g at a time
-PREPARED = 6 << 20  # bytes of x and g, thrice, for two products at once
-FEW = 1 << 20  # bytes of x and g whose squares the C library has memory at hand for
-WORTH = 1 << 16  # multiplications, for which a second thread is woken
-LINE = 16  # numbers: 64 bytes at least
 FUSED = (
     1 << 19
 )  # weights: beyond, their sums leave a core's cache, and two products by the library are as fast
@@ -56,9 +51,7 @@ def _way(x: Tensor, g: Tensor) -> Callable[[Tensor, Tensor], _Sums]:
     fused = _fused(x, g)
     if fused is not None:
         return fused
-    if g.dim() == 3:
-        return _shared_products
-    return SideBySide(x, g) if _suits_two_threads(x, g) else _products
+    return _shared_products if g.dim() == 3 else _products
 
 
 class Fused:
@@ -101,63 +94,13 @@ def _widened_sums(x: Tensor, g: Tensor) -> _Sums:
     return layer_sums(*widened(x, g))
 
 
-def _suits_two_threads(x: Tensor, g: Tensor) -> bool:
-    weights = x.shape[1] * g.shape[1]
-    suits = len(x) * weights >= WORTH and weights <= FUSED and 3 * (x.nbytes + g.nbytes) <= PREPARED
-    return x.is_cpu and torch.get_num_threads() == 2 and suits
-
-
-@final
-class SideBySide:
-    """Two matrix products at once, each on a thread of its own: neither waits for the other thread midway.
-
-    Of two rows long enough to be divided the first thread takes one and the second the other, here as there: each
-    prepares what it multiplies. Half of it would else come from the other core, which takes longer than all the rest
-    where they share no cache. Both results lie in one tensor.
-    """
-
-    def __init__(self, x: Tensor, g: Tensor):
-        self._shapes, self._dtype = (g.shape, x.shape), x.dtype
-
-    def __call__(self, x: Tensor, g: Tensor) -> _Sums:
-        views = owned.views.get(self) or owned.make(self, 3 * (x.nbytes + g.nbytes), self._lay_out)
-        if views is None:
-            return _products(x, g)
-        both, factors, both_g, both_x, transposed_g = views
-        both_g.copy_(g)
-        both_x.copy_(x)
-        torch.mul(both, factors, out=both)
-        bias_total, bias_squares = both_g.sum(1).unbind()
-        total, squares = torch.bmm(transposed_g, both_x).unbind()
-        return total, squares, bias_total, bias_squares
-
-    def _lay_out(self) -> tuple[Tensor, ...]:
-        """Rows for g and x, one behind the other: ones, what stays as it is, and what is squared.
-
-        The last two are `both`, and their `factors` the first and the last.
-        """
-        of_g, of_x = (shape.numel() for shape in self._shapes)
-        rows = torch.ones(3, -(-(of_g + of_x) // LINE) * LINE, dtype=self._dtype)[:, : of_g + of_x]
-        both, factors = rows[1:], rows[::2]
-        both_g = both[:, :of_g].view(2, *self._shapes[0])
-        both_x = both[:, of_g:].view(2, *self._shapes[1])
-        return both, factors, both_g, both_x, both_g.mT
-
-
 def _products(x: Tensor, g: Tensor) -> _Sums:
-    """By two matrix products; the squares, where there are many, in scratch memory, a few MB at a time."""
-    if x.nbytes + g.nbytes <= FEW:
-        squared_g = g * g
-        return torch.mm(g.T, x), torch.mm(squared_g.T, x * x), g.sum(0), squared_g.sum(0)
-    squares, bias_squares = g.new_empty((g.shape[1], x.shape[1])), g.new_empty(g.shape[1])
+    """By two matrix products; the squares in scratch memory, a few MB at a time."""
+    squares, bias_squares = g.new_zeros((g.shape[1], x.shape[1])), g.new_zeros(g.shape[1])
     step = max(1, SQUARED // max(1, (x.shape[1] + g.shape[1]) * x.element_size()))
-    some_x, some_g = (x, g) if len(x) <= step else (x[:step], g[:step])
-    squared_g = squared(some_g, "g")
-    torch.mm(squared_g.T, squared(some_x, "x"), out=squares)
-    torch.sum(squared_g, 0, out=bias_squares)
-    for i in range(step, len(x), step):
-        squared_g = squared(g[i : i + step], "g")
-        squares.addmm_(squared_g.T, squared(x[i : i + step], "x"))
+    for some_x, some_g in zip(torch.split(x, step), torch.split(g, step), strict=True):
+        squared_g = squared(some_g, "g")
+        squares.addmm_(squared_g.T, squared(some_x, "x"))
         bias_squares += squared_g.sum(0)
     return torch.mm(g.T, x), squares, g.sum(0), bias_squares
 

@@ -39,7 +39,7 @@ class Status:
     """Which kernels run, and why."""
 
     enabled: bool
-    instruction_set: str  # "none" when the pure-torch twin runs
+    instruction_set: str  # "none" when the pure-torch reference runs
     library: Path | None
     reason: str
     threads: int
@@ -64,7 +64,7 @@ def status() -> Status:
 
 @final
 class forced(AbstractContextManager[None]):
-    """Inside the block, in this context, run "off" (the twin), "baseline", "avx2" or "avx512"."""
+    """Inside the block, in this context, run "off" (plain torch), "baseline", "avx2" or "avx512"."""
 
     def __init__(self, chosen: str):
         self._chosen = validated(chosen, "forced()")
@@ -77,7 +77,7 @@ class forced(AbstractContextManager[None]):
 
 
 def kernel(name: str) -> Kernel | None:
-    """The C function `name` for the chosen instruction set, or None where the twin is to run."""
+    """The C function `name` for the chosen instruction set, or None where the reference is to run."""
     chosen = choice()[0]
     if chosen == "off":
         return None
@@ -155,7 +155,7 @@ def symbol(name: str, instruction_set: str) -> Kernel:
 
 @cache
 def warn_once(failure: str) -> None:
-    """Say once per process that the twin runs: right results, at 1.2 to 1.7 times the time."""
+    """Say once per process that plain torch runs: right results, more slowly."""
     warnings.warn(
         f"credo runs on its pure-torch kernels, which are slower: {failure}.", RuntimeWarning, stacklevel=4
     )

@@ -7,14 +7,15 @@ memory, counted from `start` when the tensor is a piece of a longer one. Differe
 construction. The global generators are never touched.
 
 Without the kernels `normal_` still gives the same numbers, at several times the price; `sample_all_`, which training
-calls at every step, then takes other numbers of the same distribution, from `generators`: for its tensors as one row,
-under the index of the first.
+calls at every step, then takes other numbers of the same distribution on the CPU: those of a `torch.Generator`, whose
+whole state is a hash of (seed, stream, index).
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_int64
 from functools import lru_cache
+from hashlib import shake_128
 from itertools import chain
 from operator import add
 from struct import pack, unpack
@@ -25,10 +26,16 @@ from torch import Tensor, get_num_threads
 from torch.autograd.graph import increment_version
 
 from credo.errors import InvalidValue
-from credo.kernels import generators, philox, tensors
+from credo.kernels import philox, tensors
+from credo.kernels.scratch import scratch
 from credo.kernels.tensors import Backup, MeanBackup, Numbers, Row, TensorList
 
-WINDOW = 2048  # tiles that the twin draws at once: its intermediate tensors stay in the cache
+WINDOW = 2048  # tiles that plain torch draws at once: its intermediate tensors stay in the cache
+PART = 1 << 19  # numbers that a generator draws at once
+STATE_BEGIN, STATE_WORDS = (
+    24,
+    624,
+)  # bytes of `Generator.get_state()` before the Mersenne twister's words, of 64 bits each
 LARGEST = 1 << 33  # elements: 2³² blocks of a stream have numbers for so many
 
 
@@ -143,7 +150,7 @@ class _Numbers(NamedTuple):
 def _sample_otherwise(
     rows: Sequence[Row | None], backup: Backup | None, by: _Numbers, offsets: Row | None
 ) -> None:
-    """Tensors that the kernel cannot take as they are: by copies that it can, or by the twin."""
+    """Tensors that the kernel cannot take as they are: by copies that it can, or in plain torch."""
     present = [row for row in rows if row is not None]
     if backup is not None:
         torch._foreach_copy_(list(backup.places), list(present[1]))
@@ -153,48 +160,51 @@ def _sample_otherwise(
         present = [present[0], moved, *present[2:]]
     aligned = present if tensors.aligned(*present) else _align(present)
     if backup is None and offsets is None and aligned is present:
-        _sample_twin(present, *by)
+        _sample_reference(present, *by)
         return
     weights, means, curvatures, *shifts = aligned
     sample_all_(weights, curvatures, by.scale, shifts[0] if shifts else by.shift, *by[2:], means=means)
     _hand_back(weights, present[0])
 
 
-def _sample_twin(
+def _sample_reference(
     rows: Sequence[Row], scale: Numbers, shift: Numbers, seed: int, stream: int, indices: Sequence[int]
 ) -> None:
-    """With noise from `generators` on the CPU, from the counter elsewhere."""
-    kinds = [(weight.is_cpu, _noise_type(weight)) for weight in rows[0]]
-    scales, shifts = tensors.each(scale, len(kinds)), tensors.each(shift, len(kinds))
-    for kind in dict.fromkeys(kinds):
-        here = [k for k, other in enumerate(kinds) if other == kind]
-        own = rows if len(here) == len(kinds) else [[row[k] for k in here] for row in rows]
-        weights, means, *widths = own
-        if means[0] is not weights[0]:
-            torch._foreach_copy_(list(weights), list(means))
-        flats = [tensors.flats(row) for row in (weights, *widths)]
-        if kind[0]:
-            draws = generators.draw(tensors.numels(weights), seed, stream, indices[here[0]], kind[1])
+    """Tensors that are rows of memory alike: tensor by tensor, with the numbers of a generator on the CPU."""
+    weights, means, *widths = rows
+    if means[0] is not weights[0]:
+        torch._foreach_copy_(list(weights), list(means))
+    flat_weights, curvatures, *shifts = (tensors.flats(row) for row in (weights, *widths))
+    scales, numbers = tensors.each(scale, len(weights)), tensors.each(shift, len(weights))
+    for k, weight in enumerate(weights):
+        if weight.is_cpu:
+            draws = _generator_draws(weight, seed, stream, indices[k])
         else:
-            draws = _pieces(_draws(weights, seed, stream, [indices[k] for k in here], [0] * len(here)))
-        for pieces, noises in draws:
-            own_numbers = [(scales[here[piece.tensor]], shifts[here[piece.tensor]]) for piece in pieces]
-            _add_noise([tensors.cut(row, pieces) for row in flats], noises, own_numbers)
+            draws = (
+                (begin, noise) for _, begin, _, noise in _draws([weight], seed, stream, [indices[k]], [0])
+            )
+        for begin, noise in draws:
+            piece = slice(begin, begin + len(noise))
+            precision = curvatures[k][piece] + (shifts[0][k][piece] if shifts else numbers[k])
+            flat_weights[k][piece].addcdiv_(noise, precision.sqrt_(), value=math.sqrt(scales[k]))
 
 
-def _pieces(draws: Iterator[Draw]) -> Iterator[generators.Block]:
-    return (([tensors.Piece(k, begin, end)], (noise,)) for k, begin, end, noise in draws)
+def _generator_draws(out: Tensor, seed: int, stream: int, index: int) -> Iterator[tuple[int, Tensor]]:
+    """(begin, noise) for `out`, a part at a time, one after the other: the same for any number of threads.
 
-
-def _add_noise(
-    rows: Sequence[list[Tensor]], noises: generators.Noise, numbers: Sequence[tuple[float, float]]
-) -> None:
-    """To pieces of the weights, by their widths; each has its scale and its shift."""
-    weights, curvatures, *shifts = rows
-    for k, (weight, curvature, noise) in enumerate(zip(weights, curvatures, noises, strict=True)):
-        scale, shift = numbers[k]
-        precision = curvature + (shifts[0][k] if shifts else shift)
-        weight.addcdiv_(noise, precision.sqrt_(), value=math.sqrt(scale))
+    torch seeds its generator with 32 bits only, so all of its state is made from the key.
+    """
+    generator = torch.Generator()
+    digest = shake_128(pack("<3Q", seed, stream, index)).digest(4 * STATE_WORDS)
+    words = torch.frombuffer(bytearray(digest), dtype=torch.uint32).to(torch.int64)
+    state = generator.get_state()
+    state[STATE_BEGIN : STATE_BEGIN + words.nbytes] = words.view(torch.uint8)
+    generator.set_state(state)
+    for begin in range(0, out.numel(), PART):
+        size = min(PART, out.numel() - begin)
+        # torch fills sixteen places at a time, and shorter ends otherwise.
+        noise = scratch("noise", (-(-size // 16) * 16,), out.new_empty((), dtype=_noise_type(out)))
+        yield begin, noise.normal_(generator=generator)[:size]
 
 
 def _noise_type(out: Tensor) -> torch.dtype:
@@ -224,15 +234,15 @@ def _draws(
 
 def _windows(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
     """The tiles of tensors (tensor, start, size), WINDOW in each list of (tensor, first tile, number of tiles)."""
-    window, room = [], WINDOW
+    window, free = [], WINDOW
     for k, start, size in spans:
         tile, last = start // philox.TILE, -(-(start + size) // philox.TILE) if size else 0
         while tile < last:
-            window.append((k, tile, min(room, last - tile)))
-            tile, room = tile + window[-1][2], room - window[-1][2]
-            if room == 0:
+            window.append((k, tile, min(free, last - tile)))
+            tile, free = tile + window[-1][2], free - window[-1][2]
+            if free == 0:
                 yield window
-                window, room = [], WINDOW
+                window, free = [], WINDOW
     if window:
         yield window
 

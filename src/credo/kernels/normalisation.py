@@ -16,7 +16,7 @@ from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.prepared import Prepared
 from credo.kernels.scratch import is_worth_space, scratch, spacious, workspace
 
-CHUNK = 1 << 20  # bytes that the twin works on at a time
+CHUNK = 1 << 20  # bytes that plain torch works on at a time
 Gradients = tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -59,7 +59,7 @@ def batch_norm_backward(
     if plan := _plan(wide_x, wide_g, training, *affine):
         gx, *sums = plan(wide_x, wide_g, *affine, need_input)
     else:
-        gx, *sums = batch_norm_backward_twin(wide_x, wide_g, *affine, training, need_input)
+        gx, *sums = batch_norm_backward_reference(wide_x, wide_g, *affine, training, need_input)
     return gx if gx is None else gx.to(x.dtype), *sums  # type: ignore[return-value]
 
 
@@ -129,7 +129,7 @@ def alike(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     return x, g if same else torch.empty_like(x).copy_(g)
 
 
-def batch_norm_backward_twin(
+def batch_norm_backward_reference(
     x: Tensor,
     g: Tensor,
     weight: Tensor | None,

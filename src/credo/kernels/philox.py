@@ -1,4 +1,4 @@
-"""Gaussian noise from a counter, in plain torch: the twin of `source/gaussian.h`, on any device.
+"""Gaussian noise from a counter, in plain torch: the reference of `source/gaussian.h`, on any device.
 
 Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) turns (seed, stream, index, block)
 into four words of 32 bits; Box–Muller turns two uniforms into two normals. Words and uniforms are those of the C++ bit

@@ -5,20 +5,18 @@ do: without reuse the pure-torch path takes half as long again on a small networ
 """
 
 import ctypes
+import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Hashable
 from functools import cache
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
+MOST_ADDRESSES = 256
 LIMIT = 24 << 20  # bytes that all the buffers of one kernel may have together
-OWNED = 12 << 20  # bytes of scratch with one owner each, all together
-PATIENCE = 1000  # times that an owner is refused scratch before others lose theirs
-VIEWS = 512  # of buffers, in the shapes that were asked for; making one takes longer than many an operation
 LARGE = 1 << 20  # bytes of a tensor whose place in memory is worth using again
 SPARE = 128  # bytes, more than glibc needs to align a block
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
@@ -39,10 +37,15 @@ class Addresses(threading.local):
 
     def make(self, name: str, size: int, like: Tensor) -> int:
         """The address of `size` elements on the CPU; what was there for less may move."""
-        if len(self.known) >= VIEWS:
+        if len(self.known) >= MOST_ADDRESSES:
             self.known.clear()
         address = self.known[name, like.dtype, size] = scratch(name, (size,), like).data_ptr()
         return address
+
+    def forget(self, name: str, dtype: torch.dtype) -> None:
+        """The buffer of that name lies elsewhere now."""
+        for key in [key for key in self.known if key[:2] == (name, dtype)]:
+            del self.known[key]
 
 
 addresses = Addresses()
@@ -55,65 +58,15 @@ def workspace(name: str, size: int, like: Tensor) -> int:
 
 def scratch(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """An uninitialised tensor of `shape` with the type and device of `like`; the next call of that `name` reuses it."""
-    if not like.is_cpu:
-        return like.new_empty(
-            shape
-        )  # other devices' allocators keep memory themselves, and know about streams
-    views: dict[Any, Tensor] = _kept.__dict__.setdefault("views", {})
-    key = (name, like.dtype, shape)
-    view = views.get(key)
-    if view is None:
-        view = _new_view(name, shape, like.dtype)
-        views[key] = view
-    return view
-
-
-@final
-class Owned(threading.local):
-    """Scratch on the CPU that its owner shares with nobody, as views of one tensor; ask `views` for it first.
-
-    What another layer wrote to common scratch would have to come from the other core's cache.
-    """
-
-    def __init__(self) -> None:
-        self.views: dict[Hashable, tuple[Tensor, ...]] = {}
-        self._refused = 0
-
-    def make(
-        self, owner: Hashable, nbytes: int, make: Callable[[], tuple[Tensor, ...]]
-    ) -> tuple[Tensor, ...] | None:
-        """For an owner that has none; None where there is no room. At times all lose theirs: some may be gone."""
-        if nbytes + sum(views[0].untyped_storage().nbytes() for views in self.views.values()) > OWNED:
-            self._refused += 1
-            if self._refused % PATIENCE:
-                return None
-            self.views.clear()
-        with torch.inference_mode(False):  # as in `_new_view`
-            self.views[owner] = make()
-        return self.views[owner]
-
-
-owned = Owned()
-
-
-def _new_view(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Of the buffer with that name; where it is too small, of a new one, and those of the old are forgotten."""
+    if not like.is_cpu:  # other devices' allocators keep memory themselves, and know about streams
+        return like.new_empty(shape)
     buffers: dict[tuple[str, torch.dtype], Tensor] = _kept.__dict__.setdefault("buffers", {})
-    buffer, size = buffers.get((name, dtype)), torch.Size(shape).numel()
-    with torch.inference_mode(False):  # else it would be an inference tensor, of no use to a later backward
-        if buffer is None or buffer.numel() < size:
-            buffer = buffers[name, dtype] = torch.empty(size, dtype=dtype)
-            _forget_views(name, dtype)
-        elif len(_kept.__dict__["views"]) >= VIEWS:
-            _kept.__dict__["views"].clear()
-        return buffer[:size].view(shape)
-
-
-def _forget_views(name: str, dtype: torch.dtype) -> None:
-    known: tuple[dict[Any, Any], ...] = (_kept.__dict__["views"], addresses.known)
-    for table in known:
-        for key in [key for key in table if key[:2] == (name, dtype)]:
-            del table[key]
+    buffer, size = buffers.get((name, like.dtype)), math.prod(shape)
+    if buffer is None or buffer.numel() < size:
+        with torch.inference_mode(False):  # else it would be of no use to a later backward pass
+            buffer = buffers[name, like.dtype] = torch.empty(size, dtype=like.dtype)
+        addresses.forget(name, like.dtype)
+    return buffer[:size].view(shape)
 
 
 def spacious(x: Tensor) -> Tensor:

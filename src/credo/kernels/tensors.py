@@ -161,7 +161,7 @@ class MeanBackup:
         """Puts all means back that are away."""
         self.late = False
         for parameters, backup in reversed(self.away):
-            if backup.taken:
+            if backup.taken and parameters:  # a model of normalisation layers alone has no samples
                 torch._foreach_copy_([p.detach() for p in parameters], list(backup.places))
         self.away = []
 

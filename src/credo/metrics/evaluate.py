@@ -12,9 +12,9 @@ from credo.distributed import gather, world_asked_for
 from credo.errors import InvalidType, InvalidValue
 from credo.metrics import regression
 from credo.metrics.calibration import ece
-from credo.metrics.layouts import IGNORED, class_rows, label_targets, tensor_of
 from credo.metrics.ranking import auroc, fpr_at_tpr, ood_auroc
 from credo.metrics.scores import accuracy, brier, nll
+from credo.metrics.targets import IGNORED, class_rows, label_targets, tensor_of
 from credo.predict.prediction import MultilabelPrediction
 
 

@@ -9,7 +9,7 @@ import math
 from torch import Tensor
 
 from credo.errors import InvalidType, InvalidValue
-from credo.metrics.layouts import value_targets
+from credo.metrics.targets import value_targets
 
 
 def rmse(mean: Tensor, targets: Tensor) -> float:

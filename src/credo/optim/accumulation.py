@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from credo.curvature.loss_factor import refuse_divided
 from credo.distributed.reduce import NamedSums, gradients
 from credo.errors import CallOrderError, UnsupportedOperation
 from credo.optim import arguments, checks
@@ -132,6 +133,8 @@ class Accumulating(Grouped):
                 "mean loss."
             )
         mean_loss = gathered.vectorized or self.settings["reduction"] == "mean"
+        if mean_loss and gathered.factors:
+            refuse_divided(gathered.factors, wanted)
         with torch.no_grad():
             columns = [gradients(parameters, mean_loss), *gathered.columns(parameters, mean_loss)]
             self._held.add(columns, gathered, checks.loss_scales(self, gathered.scale))

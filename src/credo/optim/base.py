@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from credo.curvature.loss_factor import Unscaled
 from credo.curvature.torch_private import (
     DisableTorchFunction,
     global_post_hooks,
@@ -35,7 +36,8 @@ from credo.kernels.tensors import MeanBackup, TensorList
 from credo.optim import arguments, checks, monitor
 from credo.optim.accumulation import Held
 from credo.optim.closures import finish_closure
-from credo.optim.groups import parameter_names
+from credo.optim.groups import RunningStatistics, parameter_names
+from credo.optim.relative import averaging_weight, can_average
 from credo.optim.socket import Socket
 from credo.optim.statistics import Observation, StepStatistics
 from credo.posterior import Posterior
@@ -74,6 +76,7 @@ class BayesianOptimizer(Socket):
     _watched: WatchedParameters | None  # whom the last block watched
     _lists: dict[tuple[int, str], TensorList]
     _backup: MeanBackup
+    _running: RunningStatistics | None  # of the module's normalisation layers, once a block has looked
     _statistics: type[StepStatistics]  # what a step gathers
     _trains_with_noise = True  # whether gradients are taken at samples
     _updates_from_backup = False  # whether `_update` finds means that are still away
@@ -138,7 +141,9 @@ class BayesianOptimizer(Socket):
 
         `before` are the sums without this one; there are none if it is the first. Returns how many examples there were.
         """
-        examples = seen.examples
+        examples, irregular = seen.examples, seen.irregular
+        if irregular is not None:
+            checks.refuse_changed_gradients(irregular, self._gathered, scale)
         if examples:
             for p in parameters:
                 if p.grad is None:
@@ -150,13 +155,28 @@ class BayesianOptimizer(Socket):
         for p, grad in zip(parameters, before, strict=True) if before else ():
             if grad is not None:
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
+        if irregular is not None:
+            self._gathered.factors = irregular.factors if irregular.passes == 1 else ()
+            self._gathered.unscaled = Unscaled(irregular.factors, parameters)
         return examples
 
     @final
     def _end_block(self) -> None:
         """Puts the means back, unless an update follows at once."""
+        if self._running is not None and self._running.changed:
+            self._running.restore()
         if not self._backup.late:
             self._backup.restore()
+
+    @final
+    def _slow_statistics(self) -> None:
+        """Where the mean is an average of iterates, running statistics are averages over the same steps."""
+        eta, own = self.settings.get("averaging", 0.0), self._running
+        if own is None:
+            averages = eta and any(map(can_average, self.param_groups))
+            own = self._running = RunningStatistics(self._module_now() if averages else None)
+        if own.layers:
+            own.slow(averaging_weight(eta, self.counters["step"]) / self.settings["mc_samples"])
 
     # Steps
 
@@ -188,6 +208,8 @@ class BayesianOptimizer(Socket):
             self._backup.late = False
             if self._backup.away:
                 self._backup.restore()
+            if self._running is not None and self._running.changed:
+                self._running.restore()
             if self._inside == threading.get_ident():  # an interrupt as a block began or ended
                 self._inside = None
         self._report(loss)
@@ -196,11 +218,15 @@ class BayesianOptimizer(Socket):
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
         loss, reducer, samples = None, self._reducer, self.settings["mc_samples"]
         self._check_changed_settings()
+        if self._frozen:
+            checks.refuse_thawed(self._frozen, self._members(), self._module_now())
         if closure is not None:
             loss = self._run_closure(closure)
         gathered = self._gathered
         if (reducer.alone or gathered.samples) and gathered.samples != samples and not gathered.vectorized:
             checks.require_samples(gathered, samples)
+        if gathered.unscaled is not None:
+            checks.refuse_unscaled(self, gathered.unscaled)
         if not reducer.alone and reducer.must_catch_up:
             self._catch_up()
         parameters = self._trainable()
@@ -249,7 +275,7 @@ class BayesianOptimizer(Socket):
         """Among several processes an empty share of the batch takes part in the step all the same."""
         self._gathered = self._nothing_gathered()
         try:
-            if self.settings.get("vectorized"):
+            if self.settings.get("vectorized") and self.settings["mc_samples"] > 1:
                 return self._run_at_once(closure)
             losses = []
             for _ in range(self.settings["mc_samples"]):
@@ -347,6 +373,7 @@ class BayesianOptimizer(Socket):
         self._note_left()
         self._lists = {}
         self._watched, self._monitor, self._backup = None, monitor.Monitor(), MeanBackup()
+        self._running = None
         self._reducer = self._kind_of_reducer(world(), bool(self.settings.get("sharded")))
 
     @final
@@ -426,6 +453,8 @@ class Block(AbstractContextManager[Observation]):
             for p in self._parameters:
                 p.grad = None
             self._draws = own._draw(own._stream())
+            if own._running is None or own._running.layers:
+                own._slow_statistics()
             self._watching = own._observe(watched)
             self._seen = self._watching.__enter__()
             return self._seen

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from credo.curvature.loss_factor import Irregular, Unscaled, has_product
 from credo.curvature.torch_private import DisableTorchFunction
 from credo.errors import CallOrderError, NonFiniteError
 from credo.optim.statistics import StepStatistics
@@ -103,6 +104,23 @@ def refuse_replaced(
         )
 
 
+def refuse_thawed(frozen: Sequence[Tensor], members: Sequence[Tensor], module: nn.Module | None) -> None:
+    """Parameters that were frozen when the module was given, and would stay as they are without a word."""
+    thawed = {id(p) for p in frozen if p.requires_grad}.difference(map(id, members)) if frozen else ()
+    names = (
+        [name for name, p in module.named_parameters() if id(p) in thawed]
+        if module is not None and thawed
+        else ()
+    )
+    if names:
+        raise CallOrderError(
+            f"parameter {names[0]!r}{f' and {len(names) - 1} more' if len(names) > 1 else ''} did not require a "
+            "gradient when the optimiser was built, and does now: it is in no group and would not be trained. Add it, "
+            "optimizer.add_param_group({'params': [...]}), or build the optimiser after requires_grad_. If another "
+            "optimiser trains it, build this one from the named parameters that are its own."
+        )
+
+
 def warn_of_small_data(examples: int, data_size: int) -> None:
     warnings.warn(
         f"a batch has {examples} examples, more than data_size={data_size}. data_size is the number of training "
@@ -128,6 +146,33 @@ def loss_scales(optimizer: Optimizer, declared: float | None) -> tuple[float, fl
             "where the gradients are taken: with optimizer.sampled(scale=scaler.get_scale())."
         )
     return 1.0, declared
+
+
+def refuse_changed_gradients(seen: Irregular, gathered: StepStatistics, scale: float | None) -> None:
+    """At the end of a block: what is not read from `.grad` knows nothing of what has become of that."""
+    # What is read from it may be meant to be that of the last pass alone, as with adversarial examples.
+    if seen.cleared and (not gathered.reads_gradients or has_product(seen.factors, 1 / seen.passes)):
+        raise CallOrderError(
+            "gradients were cleared between two backward passes of one block, and what was gathered in the passes "
+            "before is still there. Call zero_grad before the first of them only, or take what is not meant for the "
+            "step outside the block (torch.autograd.grad by inputs)."
+        )
+    if seen.unscaled is not None and scale is None and not gathered.reads_gradients:
+        seen.unscaled.refuse(_unscaled)
+
+
+def refuse_unscaled(optimizer: Optimizer, unscaled: Unscaled) -> None:
+    """Before a step: gradients that somebody has divided by what the loss was multiplied by. A GradScaler says so."""
+    if not hasattr(optimizer, "found_inf"):
+        unscaled.refuse(_unscaled)
+
+
+def _unscaled(factor: float) -> str:
+    return (
+        f"the loss was multiplied by {factor:g}, and its gradients were divided by {factor:g} afterwards, but what was "
+        "gathered beside them was not. Declare the scale instead and leave the gradients as they are: with "
+        f"optimizer.sampled(scale={factor:g}); or let a torch.amp.GradScaler do both."
+    )
 
 
 def require_samples(gathered: StepStatistics, wanted: int) -> None:

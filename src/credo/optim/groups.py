@@ -7,7 +7,7 @@ no prior, as in the paper, and are preconditioned like all others.
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -189,3 +189,30 @@ def _mismatch(name: str, p: Tensor, variance: dict[str, Tensor]) -> str | None:
     if not bool(variance[name].any()):
         return f"{name!r} is deterministic there"
     return None
+
+
+@final
+class RunningStatistics:
+    """Statistics of the batches that a module's BatchNorm and InstanceNorm layers keep, averaged as the mean is.
+
+    By themselves they are of the last ten batches or so, at iterates. The mean is over many more. So inside of blocks
+    their momentum is at most the weight with which the mean follows; outside it is what it was.
+    """
+
+    def __init__(self, module: nn.Module | None) -> None:
+        parts = () if module is None else module.modules()
+        self.layers = [m for m in parts if isinstance(m, _NormBase) and m.running_mean is not None]
+        self.changed: list[tuple[_NormBase, float]] = []
+
+    def slow(self, weight: float) -> None:
+        for layer in self.layers:
+            if layer.momentum is not None and layer.momentum > weight:  # None is an average of its own
+                self.changed.append((layer, layer.momentum))
+                layer.momentum = weight
+
+    def restore(self) -> None:
+        """Safe against interrupts: what was not put back is still in the list."""
+        while self.changed:
+            layer, momentum = self.changed[-1]
+            layer.momentum = momentum
+            self.changed.pop()

@@ -168,20 +168,34 @@ def _explained(error: TypeError) -> str:
     return f"{text}."
 
 
+# What makes a number of Adam's a step of the right size, where it is given too, and what the step is without.
+_SCALES = {
+    **dict.fromkeys(
+        ("VOGN", "OGN", "KFAC", "NoisyKFAC"),
+        (
+            "damping",
+            "Here a step is lr·m/(s + γ), with squares and not their roots, so that the same number means something "
+            "else",
+        ),
+    ),
+    "IVON": (
+        "initial_curvature",
+        "Here a step is lr·m/(h + δ̃), and h starts at 0.5 and moves slowly, so that such an lr hardly moves the "
+        "weights; IVON's usual lr is 0.1",
+    ),
+}
+
+
 def _warn_of_adam(method: str, given: dict[str, Any]) -> None:
     """lr=1e-3 is Adam's, whose steps are of that size; here a step is lr times the gradient by its curvature."""
     lr = given.get("lr")
-    if (
-        method in ("VOGN", "OGN", "KFAC", "NoisyKFAC")
-        and given.get("damping") is None
-        and isinstance(lr, float)
-        and lr in _OF_ADAM
-    ):
+    if method not in _SCALES or not isinstance(lr, float) or lr not in _OF_ADAM:
+        return
+    beside, what = _SCALES[method]
+    if given.get(beside) is None:
         warnings.warn(
-            f"{method}(lr={lr:g}): this looks like Adam's lr. Here a step is lr·m/(s + γ), with squares and not "
-            "their roots, so "
-            "that the same number means something else. Leave lr out: a step is then of a size that fits each tensor. "
-            "To keep the number, give damping too.",
+            f"{method}(lr={lr:g}): this looks like Adam's lr. {what}. Leave lr out: a step is then of a size that fits "
+            f"each tensor. To keep the number, give {beside} too.",
             stacklevel=4,
         )
 

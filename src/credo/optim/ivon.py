@@ -33,12 +33,18 @@ from credo.kernels.tensors import Backup, TensorList
 from credo.optim import arguments
 from credo.optim.checkpoints import SCALE
 from credo.optim.observe import GradientObserver
-from credo.optim.relative import TINY, TensorNumbers, averaging_of, check_relative, ivon_options
+from credo.optim.relative import (
+    TINY,
+    TensorNumbers,
+    averaging_of,
+    averaging_weight,
+    can_average,
+    check_relative,
+    ivon_options,
+)
 from credo.optim.scales import (
     DiagonalOptimizer,
     averaged,
-    averaging_weight,
-    can_average,
     follow_gradient_,
     is_relative,
     place_iterates,

@@ -5,6 +5,7 @@ later half of all steps so far.
 
 The loss *has fallen*, for good, if `now` lies more than 3 % and the noise below the first loss, the mean of the first
 three, of the first ten, or of the first fifth: a training may learn all it can in its first steps.
+It *has diverged* if it has grown a thousandfold, or if every loss of the later half is far above the first.
 It *stands still* if it is sure that `now` lies less than 3 % below the mean of the first fifth. Where the losses are
 too noisy to be sure of either, nothing is said, and it is asked again when there are more of them.
 """
@@ -23,6 +24,9 @@ SURE_OF_ONE = 3.0  # standard deviations of a single loss
 # A pretrained network starts near zero, and noise alone may multiply its loss by a hundred.
 LARGEST_GROWTH = 1000.0  # of a mean over some steps over the median of the first three losses
 BEGINNING = 3  # one of them may be small by luck; after more, a fast divergence is no longer a growth
+# A divergence in the first step has no losses to grow from but the first.
+RISEN = 3.0  # every loss of the later half over the first loss
+COSTLY = 12.0  # nats, more than a guess among 100,000 classes: noise on a pretrained network costs less
 
 
 @final
@@ -48,7 +52,12 @@ class LossHistory:
     def diverged(self) -> tuple[float, float] | None:
         """The loss at the start and now, if it has grown out of proportion."""
         start = statistics.median(map(abs, self._first[:BEGINNING]))
-        return (start, self._last) if self._last > LARGEST_GROWTH * max(start, 1e-30) else None
+        if self._last > LARGEST_GROWTH * max(start, 1e-30):
+            return start, self._last
+        if not self._watching or self.steps not in LOOKS:
+            return None
+        first, late = self._first[0], self._losses[self.steps // 2 :]
+        return (first, statistics.fmean(late)) if min(late) > max(RISEN * first, COSTLY) else None
 
     def fell(self) -> bool:
         """Whether the losses that came last are clearly below those that came first."""
@@ -63,7 +72,7 @@ class LossHistory:
         before, now = statistics.fmean(start), statistics.fmean(late)
         error = (statistics.pvariance(start) / len(start) + statistics.pvariance(late) / len(late)) ** 0.5
         fallen = before - now > SURE * error + FALLEN * abs(before) or self._fell_at_once(now, late)
-        still = not fallen and max(before - now, 0.0) + SURE * error < FALLEN * abs(before)
+        still = not fallen and max(before - now, 0.0) + SURE * error <= FALLEN * abs(before)  # both may be 0
         if fallen or still or self.steps == LOOKS[-1]:
             self._watching, self._losses = False, []
         return (before, now) if still else None

@@ -106,14 +106,15 @@ class Monitor:
             )
         course = self._course
         course.add(losses)
-        if (grown := course.diverged()) is not None:
+        grown, stuck = course.diverged(), course.stalled()
+        if grown is not None:
             self._warn(
                 optimizer,
                 "diverged",
                 f"training diverges: the loss has grown from {grown[0]:.3g} to {grown[1]:.3g} by step "
                 f"{optimizer.counters['step']}. {_TAME}",
             )
-        elif (stuck := course.stalled()) is not None:
+        elif stuck is not None:
             self._warn(
                 optimizer,
                 "stalled",

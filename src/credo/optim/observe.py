@@ -19,12 +19,20 @@ from credo.curvature.backward_calls import (
     is_likelihood,
     read_engine_call,
     refuse_other_reduction,
+    takes_mean,
 )
 from credo.curvature.intercept import INSPECTIONS
+from credo.curvature.loss_factor import (
+    SEVERAL_MEANS,
+    Factor,
+    Irregular,
+    outer_factors,
+    refuse_number_of_examples,
+)
 from credo.curvature.rule import lead_before_merge
 from credo.curvature.tracking import MERGING, Merges, Provenance, WatchedParameters, tensors_in
 from credo.curvature.vmap import is_of_samples, refuse_backward, split
-from credo.errors import CallOrderError, EmptyBatch, UnsupportedOperation
+from credo.errors import CallOrderError, EmptyBatch, InvalidValue, UnsupportedOperation
 
 CONVOLUTIONS = {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}  # how many dimensions a batch has
 _ON_ROWS = frozenset((F.linear, F.embedding, *CONVOLUTIONS))
@@ -40,11 +48,17 @@ class ForwardObserver(TorchFunctionMode, ABC):
         self.counted = True
         self.likelihood = False  # whether the last loss was one
         self.loss: Tensor | None = None  # the sum of what went back, as far as it was one number
+        self.irregular: Irregular | None = None  # what is unusual about the losses of the block
         self.at_once = False  # whether several samples are computed together, under vmap
         self.used: set[int] = set()
         self.forward_number = 0  # of the forward passes that had a backward pass between them
         self._known = Provenance(subjects)
         self._reduction = reduction
+        self._subjects = subjects
+        self._witness: tuple[Tensor, int] | None = (
+            None  # a parameter whose `.grad` was filled, and its version
+        )
+        self._whole = -1  # the forward pass of the last loss that was a mean, and not a part of one
         self._rows: set[int] = set()  # leading dimensions seen since the last backward pass
         self._merges = Merges()
         self._went_back = False
@@ -110,8 +124,15 @@ class ForwardObserver(TorchFunctionMode, ABC):
                 "pass inside the block too."
             )
         examples = self._count()
-        if self.counted:
-            refuse_other_reduction(call.roots, self._reduction, examples)
+        is_mean = refuse_other_reduction(call.roots, self._reduction, examples if self.counted else 1)
+        if self._witness is not None:
+            self.irregular = self.irregular or Irregular()
+            self.irregular.pass_begins(self._witness)
+        factors = () if is_mean is not None else self._read_factors(call, examples)
+        if is_mean and self._reduction == "mean":
+            if self._whole not in (-1, self.forward_number):
+                self._refuse_several_means()
+            self._whole = self.forward_number
         self.likelihood = is_likelihood(call.roots)
         self._going_back = True
         try:
@@ -119,10 +140,31 @@ class ForwardObserver(TorchFunctionMode, ABC):
         finally:
             self._going_back = False
         self._check_gradients()
+        for p in self._subjects.watched.values():
+            if p.grad is not None:
+                self._witness = (p, p.grad._version)
+                break
+        if factors or self.irregular is not None:
+            self.irregular = self.irregular or Irregular()
+            self.irregular.pass_ends(factors, self._subjects.watched.values())
         self.examples += examples
         self.loss = added_loss(self.loss, call)
         self._went_back = True
         return result
+
+    def _read_factors(self, call: EngineCall, examples: int) -> tuple[Factor, ...]:
+        """By what a loss was multiplied that is certainly a mean."""
+        factors, below = outer_factors(call.roots, call.seeds)
+        if self._reduction != "mean" or not takes_mean(below):
+            return ()
+        if self.counted:
+            refuse_number_of_examples(factors, examples, self._subjects.factors)
+        return tuple(factors)
+
+    def _refuse_several_means(self) -> None:
+        """The sum of the means of several forward passes is no mean, unless the gradients of the others are gone."""
+        if self.irregular is None or not self.irregular.cleared:
+            raise InvalidValue(SEVERAL_MEANS)
 
     def _fills_gradients(self, func: Any, call: EngineCall) -> bool:
         if func is torch.autograd.grad:

@@ -22,6 +22,7 @@ from credo.optim.relative import (
     SMALLEST_SQUARE,
     TINY,
     TensorNumbers,
+    averaging_weight,
     check_relative,
     own_options,
     take_absolute,
@@ -404,11 +405,6 @@ class DiagonalOptimizer(RelativeOptimizer):
 # which holds μ, is the offset z − μ.
 
 
-def averaging_weight(eta: float, step: int) -> float:
-    """w at the step with this number, the first being 0; 1 without an average."""
-    return float((eta + 1) / (step + 1 + eta)) if eta else 1.0
-
-
 def averaged(mean: Tensor, iterate: Tensor, weight: float) -> tuple[Tensor, Tensor]:
     """The mean that has followed an iterate, and the offset that is left."""
     offset = iterate - mean
@@ -440,8 +436,3 @@ def place_iterates(backup: MeanBackup, parameters: TensorList, offsets: Sequence
     away = backup.taken(parameters) or backup.keep(parameters)
     iterates = torch._foreach_add(list(away.places), list(offsets))
     torch._foreach_copy_([p.detach() for p in parameters], iterates)
-
-
-def can_average(group: Mapping[str, Any]) -> bool:
-    """Whether means of this group can be averages: with less than single precision, offsets would be rounded away."""
-    return all(p.dtype in (torch.float32, torch.float64) for p in group["params"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any, final
 
-from torch import nn
+from torch import Tensor, nn
 
 from credo.distributed.agreement import synchronise_start
 from credo.distributed.sharding import ElementReducer, Reducer, gathered
@@ -49,6 +49,7 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
 
     _step_supports_amp_scaling = True  # a GradScaler then tells its scale at the step
     _inside: int | None  # the thread that is inside a block
+    _frozen: tuple[Tensor, ...] = ()  # of the module, when it was given
     _progress: Progress
     _reducer: Reducer
     _monitor: Monitor
@@ -66,6 +67,8 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
             self.counters["likelihood"] = 0  # whether the first loss was one
         self._progress = Progress()
         self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
+        if isinstance(params, nn.Module):
+            self._frozen = tuple(p for p in params.parameters() if not p.requires_grad)
         self._start_afresh()
         super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
         self._note_left()  # what is older than the optimiser is not meant for it

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from credo.curvature.accumulate import SquareAccumulator
 from credo.curvature.kronecker import FactorStatistics, LayerSums
+from credo.curvature.loss_factor import Factor, Irregular, Unscaled
 from credo.distributed.agreement import Expected
 from credo.distributed.reduce import NamedSums, Sums, tabled
 from credo.errors import UnsupportedOperation
@@ -34,6 +35,10 @@ class Observation(Protocol):
     def loss(self) -> Tensor | None:
         """What went back, if it was one number: the sum over the backward passes."""
 
+    @property
+    def irregular(self) -> Irregular | None:
+        """What is unusual about the losses."""
+
 
 @dataclass(eq=False)
 class StepStatistics(ABC):
@@ -49,6 +54,10 @@ class StepStatistics(ABC):
     likelihood: bool = False  # whether the loss was a log-likelihood
     losses: tuple[Tensor, ...] = ()  # of the samples, as far as they were single numbers
     vectorized: bool = False  # all samples of the step at once, under a mean loss
+    factors: tuple[Factor, ...] = ()  # of the last loss, if it was a mean and one backward pass a block
+    unscaled: Unscaled | None = None  # `.grad` of the samples so far, where the loss has factors
+    # Whether all that is gathered is read from `.grad`, at the end of a block.
+    reads_gradients: ClassVar[bool] = False
     # Whether a sample is of weights, which all micro-batches of an update then have in common.
     shares_samples: ClassVar[bool] = True
 
@@ -60,8 +69,8 @@ class StepStatistics(ABC):
         self._add(seen, parameters, examples)
         self.samples += 1
         self.examples += examples
-        self.scale = scale
-        self.losses += () if seen.loss is None else (seen.loss.detach(),)
+        self.scale, loss = scale, seen.loss
+        self.losses += () if loss is None else (loss.detach(),)
 
     @final
     def mean_loss(self) -> Tensor | None:
@@ -204,6 +213,8 @@ class VarianceStatistics(TableStatistics):
 @final
 class ProductStatistics(TableStatistics):
     """Σₖ ∂ℓ/∂w·(w − μ), in memory of the optimiser's, which each block has filled as it closed."""
+
+    reads_gradients: ClassVar[bool] = True
 
     def _add_to_table(self, seen: Observation) -> None:
         pass

@@ -34,12 +34,11 @@ from credo.optim import arguments
 from credo.optim.checkpoints import SCALE
 from credo.optim.closures import finish_at_once
 from credo.optim.groups import refuse_other_sizes
-from credo.optim.relative import TINY, Given, averaging_of
+from credo.optim.relative import TINY, Given, averaging_of, can_average
 from credo.optim.scales import (
     DampedOptimizer,
     DiagonalOptimizer,
     GroupRows,
-    can_average,
     is_relative,
     of_averages,
     place_iterates,

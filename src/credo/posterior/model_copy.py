@@ -287,3 +287,15 @@ def preserve_rng(seed: int, device: torch.device | None) -> Iterator[None]:
             torch.get_device_module(device).manual_seed(seed)
         with torch.inference_mode(False), torch.no_grad():
             yield
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """In eval mode, and afterwards every module in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -16,7 +16,7 @@ from credo.curvature.factors import convolution_factors
 from credo.curvature.rule import Factors, Operation, Outputs, PerExampleGradient, Pieces, Stacked, widen
 from credo.curvature.rules.registry import register_rule
 from credo.kernels import convolution as kernel
-from credo.kernels.unfolding import Geometry
+from credo.kernels.convolution import Geometry
 
 Size = int | Sequence[int]
 _CONVOLUTIONS: tuple[Callable[..., Tensor], ...] = (torch.conv1d, torch.conv2d, torch.conv3d)

@@ -12,17 +12,13 @@ from credo.experiments.recipes import (
     continual_mnist,
     digits,
     paper_figures,
-    table1_alexnet,
+    table1_cifar10,
     table1_imagenet,
-    table1_lenet5,
-    table1_resnet18,
 )
 
 FILES: Final = (
     digits,
-    table1_lenet5,
-    table1_alexnet,
-    table1_resnet18,
+    table1_cifar10,
     table1_imagenet,
     baselines,
     paper_figures,

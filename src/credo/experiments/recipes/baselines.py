@@ -12,17 +12,23 @@ def published(accuracy: float, sd: float | None, nll: float, ece: float) -> Publ
 
 
 def row(
-    sizes: tuple[Training, Training],
+    sizes: tuple[Training | None, Training],
     name: str,
     settings: dict[str, Setting],
     dropout: float = 0.0,
     known: Published | None = None,
 ) -> Row:
-    """The method that the row is named after, at the paper's size and at CPU size."""
+    """The method that the row is named after, at the paper's size, if there is one, and at CPU size."""
     method = name.partition("-")[0] if name.startswith("laplace") else name.replace("-", "_")
     more: dict[str, Setting] = {"dropout": dropout} if dropout else {}
     paper, cpu = (
-        replace(size, method=method, settings=settings, model_options={**size.model_options, **more})
+        size
+        and replace(
+            size,
+            method=method,
+            settings={**size.settings, **settings},
+            model_options={**size.model_options, **more},
+        )
         for size in sizes
     )
     return Row(name, paper, cpu, published=known or MappingProxyType({}))
@@ -173,6 +179,7 @@ UCI_BASE: Final = Training(
     "adam",
     "mlp",
     "uci:yacht",
+    settings={"noise_variance": 0.1},
     model_options={"width": 50, "layers": 1},
     epochs=200,
     batch_size=32,
@@ -183,27 +190,17 @@ UCI_BASE: Final = Training(
     epoch_samples=4,
     task="regression",
 )
-NOISE: Final[dict[str, Setting]] = {"noise_variance": 0.1}
-
-
-def uci_row(name: str, method: str, settings: dict[str, Setting], dropout: float = 0.0) -> Row:
-    options: dict[str, Setting] = {**UCI_BASE.model_options, **({"dropout": dropout} if dropout else {})}
-    return Row(
-        name, None, replace(UCI_BASE, method=method, settings={**NOISE, **settings}, model_options=options)
-    )
-
-
 UCI: Final = (
     Recipe(
         "uci",
         title="UCI regression, one hidden layer of 50",
         source="not in the paper",
         rows=(
-            uci_row("adam", "adam", {"lr": 1e-2, "weight_decay": 1e-4}),
-            uci_row("mc-dropout", "mc_dropout", {"lr": 1e-3, "weight_decay": 1e-4}, dropout=0.05),
-            uci_row("laplace", "laplace", {"lr": 1e-2, "structure": "kronecker"}),
-            uci_row("ivon", "ivon", {"lr": 1e-2}),
-            uci_row("vogn", "vogn", {}),
+            row((None, UCI_BASE), "adam", {"lr": 1e-2, "weight_decay": 1e-4}),
+            row((None, UCI_BASE), "mc-dropout", {"lr": 1e-3, "weight_decay": 1e-4}, dropout=0.05),
+            row((None, UCI_BASE), "laplace", {"lr": 1e-2, "structure": "kronecker"}),
+            row((None, UCI_BASE), "ivon", {"lr": 1e-2}),
+            row((None, UCI_BASE), "vogn", {}),
         ),
         note=(
             "The standard splits of Hernández-Lobato and Adams, 40 examples of each training half kept for validation. "
@@ -223,23 +220,17 @@ METHODS_DIGITS: Final = Training(
 )
 
 
-def method_row(name: str, base: Training, settings: dict[str, Setting], dropout: float = 0.0) -> Row:
-    model: dict[str, Setting] = {"dropout": dropout} if dropout else {}
-    chosen = replace(base, method=name.replace("-", "_"), settings=settings, model_options=model)
-    return Row(name, paper=None, cpu=chosen)
-
-
 def method_rows(base: Training) -> tuple[Row, ...]:
     return (
-        method_row("sgd", base, {"lr": 1e-2}),
-        method_row("adam", base, {"lr": 1e-3}),
-        method_row("mc-dropout", base, {"lr": 1e-2, "momentum": 0.9, "weight_decay": 1e-4}, dropout=0.1),
-        method_row("bbb", base, {"lr": 1e-3, "initial_log_variance": -9.0}),
-        method_row("ivon", base, {}),
-        method_row("kfac", base, {}),
-        method_row("noisy-kfac", base, {}),
-        method_row("ogn", base, {}),
-        method_row("vogn", base, {}),
+        row((None, base), "sgd", {"lr": 1e-2}),
+        row((None, base), "adam", {"lr": 1e-3}),
+        row((None, base), "mc-dropout", {"lr": 1e-2, "momentum": 0.9, "weight_decay": 1e-4}, dropout=0.1),
+        row((None, base), "bbb", {"lr": 1e-3, "initial_log_variance": -9.0}),
+        row((None, base), "ivon", {}),
+        row((None, base), "kfac", {}),
+        row((None, base), "noisy-kfac", {}),
+        row((None, base), "ogn", {}),
+        row((None, base), "vogn", {}),
     )
 
 

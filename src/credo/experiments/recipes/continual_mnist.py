@@ -32,8 +32,8 @@ VOGN: Final = Training(
     tasks=TEN,
 )
 # Faster rates for fewer epochs, but the precision's no faster than it must be: of 1e-2, 5e-3 and 3e-3 the slowest keeps
-# the old tasks best (docs/log.md). A lower initial precision fades in time all the same, and of the fresh start 2e-4 is
-# left (`credo.continual.remaining_distance`).
+# the old tasks best (benchmarks/notebook/permuted_mnist.md). A lower initial precision fades in time all the same, and
+# of the fresh start 2e-4 is left (`credo.continual.remaining_distance`).
 VOGN_ON_CPU: Final = replace(
     VOGN,
     epochs=10,
@@ -76,8 +76,8 @@ PERMUTED: Final = (
     Row("joint", JOINT, on(JOINT, epochs=10)),
 )
 
-# Brighter images have larger gradients, and at the rates above the loss jumps (docs/log.md): shorter steps, and twice
-# as many, so that a fresh start returns all the same.
+# Brighter images have larger gradients, and at the rates above the loss jumps
+# (benchmarks/notebook/permuted_fashion_mnist.md): shorter steps, and twice as many, so that a fresh start returns.
 VOGN_ON_FASHION: Final = replace(VOGN_ON_CPU, epochs=20, settings={**VOGN_ON_CPU.settings, "lr": 2e-3})
 
 
@@ -91,7 +91,7 @@ def on_fashion(row: Row) -> Row:
 # An epoch has a fifth of the steps of Permuted MNIST, so that it takes five times the epochs to have as many.
 # At CPU size batches of 32, so that a task has 7,040 steps: the rates of Permuted MNIST need them, for the initial
 # precision to fade and the mean to return (`credo.continual.remaining_distance`). With batches of 128 the last task
-# broke the others (docs/log.md).
+# broke the others (benchmarks/notebook/split_mnist.md).
 VOGN_ON_SPLIT: Final = replace(VOGN_ON_CPU, batch_size=32, tasks=replace(FIVE, hold=0.7, last_lr=0.03))
 SPLIT: Final = (
     Row("vogn", on(VOGN, "split", epochs=500), on(VOGN_ON_SPLIT, "split", epochs=20)),

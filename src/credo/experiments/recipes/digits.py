@@ -3,7 +3,7 @@
 300 training images: with all 1,153 familiar ones every method is right on 99 % of the test images, and there is nothing
 to compare. Network, data, epochs, batches and schedule are the same for all. What is left to choose for each method was
 chosen among eight settings each, by NLL on validation images of other splits than the one shown
-(benchmarks.digits_study; docs/log.md).
+(benchmarks.digits_study; benchmarks/notebook/digits_demo.md).
 """
 
 from dataclasses import replace

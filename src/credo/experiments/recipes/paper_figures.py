@@ -5,15 +5,16 @@ from dataclasses import replace
 from typing import Final
 
 from credo.experiments.recipe import Published, Recipe, Row, Training
-from credo.experiments.recipes import table1_alexnet, table1_lenet5, table1_resnet18
+from credo.experiments.recipes import table1_cifar10 as cifar10
 from credo.experiments.recipes import table1_imagenet as imagenet
 from credo.experiments.recipes.published import gaps
 
 # Figure 3a: what momentum and BatchNorm do for VOGN, ResNet-18 on CIFAR-10
 
-RESNET18: Final = replace(table1_resnet18.PAPER, method="vogn", settings=table1_resnet18.VOGN_SETTINGS)
 RESNET18_ON_CPU: Final = replace(
-    table1_resnet18.CPU, method="vogn", settings={**table1_resnet18.VOGN_ON_CPU, "momentum": 0.9}
+    cifar10.RESNET18_ON_CPU,
+    method="vogn",
+    settings={"lr": 1e-3, "damping": 1e-2, "prior_precision": 1.0, "momentum": 0.9},
 )
 
 
@@ -27,7 +28,7 @@ def without(full: Training, *, momentum: bool, batch_norm: bool) -> Training:
 def partial_row(name: str, *, momentum: bool, batch_norm: bool) -> Row:
     return Row(
         name,
-        paper=without(RESNET18, momentum=momentum, batch_norm=batch_norm),
+        paper=without(cifar10.RESNET18_VOGN, momentum=momentum, batch_norm=batch_norm),
         cpu=without(RESNET18_ON_CPU, momentum=momentum, batch_norm=batch_norm),
     )
 
@@ -89,12 +90,12 @@ def unfamiliar_recipe(number: int, network: str, title: str, table: Recipe) -> R
 
 
 FIGURES_5_15_16_17: Final = (
-    unfamiliar_recipe(5, "resnet18", "ResNet-18 on CIFAR-10", table1_resnet18.RECIPES[0]),
+    unfamiliar_recipe(5, "resnet18", "ResNet-18 on CIFAR-10", cifar10.TABLE1_RESNET18),
     unfamiliar_recipe(
-        15, "alexnet-augmented", "AlexNet on CIFAR-10, with augmentation", table1_alexnet.RECIPES[1]
+        15, "alexnet-augmented", "AlexNet on CIFAR-10, with augmentation", cifar10.TABLE1_ALEXNET_AUGMENTED
     ),
-    unfamiliar_recipe(16, "alexnet", "AlexNet on CIFAR-10, no augmentation", table1_alexnet.RECIPES[0]),
-    unfamiliar_recipe(17, "lenet5", "LeNet-5 on CIFAR-10, no augmentation", table1_lenet5.RECIPES[0]),
+    unfamiliar_recipe(16, "alexnet", "AlexNet on CIFAR-10, no augmentation", cifar10.TABLE1_ALEXNET),
+    unfamiliar_recipe(17, "lenet5", "LeNet-5 on CIFAR-10, no augmentation", cifar10.TABLE1_LENET5),
 )
 
 
@@ -235,12 +236,8 @@ FIGURE_11: Final = (
 
 # Figures 12 and 13: MC-dropout's sensitivity to the dropout rate
 
-DROPOUT_LENET5: Final = replace(
-    table1_lenet5.PAPER, method="mc_dropout", settings={"lr": 1e-3, "momentum": 0.9, "weight_decay": 1e-4}
-)
-DROPOUT_LENET5_ON_CPU: Final = replace(
-    table1_lenet5.CPU, method="mc_dropout", settings={"lr": 1e-2, "momentum": 0.9, "weight_decay": 1e-4}
-)
+DROPOUT_LENET5: Final = replace(cifar10.LENET5, method="mc_dropout", settings=cifar10.sgd(1e-3))
+DROPOUT_LENET5_ON_CPU: Final = replace(cifar10.LENET5_ON_CPU, method="mc_dropout", settings=cifar10.sgd(1e-2))
 DROPOUT_RESNET18: Final = replace(
     imagenet.PAPER, method="mc_dropout", settings=imagenet.SGD_SETTINGS, warmup_from=1.25e-2
 )

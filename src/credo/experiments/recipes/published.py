@@ -6,31 +6,37 @@ from typing import Final, TypeAlias
 from credo.experiments.recipe import Published
 
 Printed: TypeAlias = float | tuple[float, float]  # a mean, or a mean and its standard deviation
+COLUMNS: Final = (
+    "train_accuracy",
+    "train_nll",
+    "accuracy",
+    "nll",
+    "ece",
+    "auroc",
+    "epochs",
+    "seconds_per_epoch",
+)
+IN_PERCENT: Final = ("train_accuracy", "accuracy")
 
 
-def numbers(
-    *,
-    train: Printed,
-    train_nll: Printed,
-    accuracy: Printed,
-    nll: Printed,
-    ece: Printed | None,
-    auroc: Printed | None,
-    epochs: int,
-    seconds: float,
-) -> Published:
-    """In the order of the paper's Table 3; accuracies in per cent there and in [0, 1] here; None: no number to meet."""
-    found = {
-        "train_accuracy": fraction(train),
-        "train_nll": pair(train_nll),
-        "accuracy": fraction(accuracy),
-        "nll": pair(nll),
-        "ece": None if ece is None else pair(ece),
-        "auroc": None if auroc is None else pair(auroc),
-        "epochs": pair(epochs),
-        "seconds_per_epoch": pair(seconds),
-    }
-    return MappingProxyType({metric: value for metric, value in found.items() if value is not None})
+def table(text: str) -> dict[str, Published]:
+    """Lines of the paper's Table 3 by row: train accuracy, train NLL, accuracy, NLL, ECE, AUROC, epochs, seconds.
+
+    A cell is a mean, a mean±sd, or "-" where there is no number to meet. Accuracies are in per cent there, fractions
+    here.
+    """
+    return {name: line(cells) for name, *cells in map(str.split, text.strip().splitlines())}
+
+
+def line(cells: list[str]) -> Published:
+    found = {}
+    for metric, cell in zip(COLUMNS, cells, strict=True):
+        if cell != "-":
+            mean, _, sd = cell.partition("±")
+            value = float(mean) if "." in mean else int(mean)
+            printed: Printed = (value, float(sd)) if sd else value
+            found[metric] = fraction(printed) if metric in IN_PERCENT else pair(printed)
+    return MappingProxyType(found)
 
 
 def gaps(*, accuracy: float, nll: float) -> Published:

@@ -4,7 +4,19 @@ from dataclasses import replace
 from typing import Final
 
 from credo.experiments.recipe import Recipe, Row, Setting, Training
-from credo.experiments.recipes.published import numbers
+from credo.experiments.recipes.published import table
+
+PUBLISHED: Final = table(
+    """
+    sgd         82.63±0.058  0.675±0.017  67.79±0.017  1.38±0.0     0.067         0.856         90  44.13
+    adam        80.96±0.098  0.723±0.015  66.39±0.168  1.44±0.01    0.064         0.855         90  44.40
+    mc-dropout  72.96        1.12         65.64        1.43         0.012         0.856         90  45.86
+    ogn         85.33±0.057  0.526±0.005  65.76±0.115  1.60±0.0     0.128±0.004   0.8543±0.001  90  63.13
+    vogn        73.87±0.061  1.02±0.01    67.38±0.263  1.37±0.01    0.0293±0.001  0.8543±0.0    90  76.04
+    kfac        83.73±0.058  0.571±0.016  66.58±0.176  1.493±0.006  0.158±0.005   0.842±0.005   60  133.69
+    noisy-kfac  72.28        1.075        66.44        1.44         0.080         0.852         60  179.27
+    """
+)
 
 IMAGES: Final = 1_281_167
 AUGMENTATION: Final = 5  # ρ
@@ -48,32 +60,14 @@ SGD: Final = Row(
     "sgd",
     paper=replace(PAPER, settings=SGD_SETTINGS, warmup_from=1.25e-2),
     cpu=replace(CPU, settings=SGD_ON_CPU),
-    published=numbers(
-        train=(82.63, 0.058),
-        train_nll=(0.675, 0.017),
-        accuracy=(67.79, 0.017),
-        nll=(1.38, 0.0),
-        ece=0.067,
-        auroc=0.856,
-        epochs=90,
-        seconds=44.13,
-    ),
+    published=PUBLISHED["sgd"],
 )
 
 ADAM: Final = Row(
     "adam",
     paper=replace(PAPER, method="adam", settings={"lr": 1.6e-3, "weight_decay": 1e-4}, warmup_from=1.25e-5),
     cpu=replace(CPU, method="adam", settings={"lr": 1e-3}),
-    published=numbers(
-        train=(80.96, 0.098),
-        train_nll=(0.723, 0.015),
-        accuracy=(66.39, 0.168),
-        nll=(1.44, 0.01),
-        ece=0.064,
-        auroc=0.855,
-        epochs=90,
-        seconds=44.40,
-    ),
+    published=PUBLISHED["adam"],
 )
 
 MC_DROPOUT: Final = Row(
@@ -91,16 +85,7 @@ MC_DROPOUT: Final = Row(
         settings=SGD_ON_CPU,
         model_options={**CPU.model_options, "dropout": 0.05},
     ),
-    published=numbers(
-        train=72.96,
-        train_nll=1.12,
-        accuracy=65.64,
-        nll=1.43,
-        ece=0.012,
-        auroc=0.856,
-        epochs=90,
-        seconds=45.86,
-    ),
+    published=PUBLISHED["mc-dropout"],
 )
 
 OGN: Final = Row(
@@ -112,16 +97,7 @@ OGN: Final = Row(
         warmup_from=1.25e-5,
     ),
     cpu=replace(CPU, method="ogn", settings={"lr": 1e-3, "damping": 1e-2, "prior_precision": 1.0}),
-    published=numbers(
-        train=(85.33, 0.057),
-        train_nll=(0.526, 0.005),
-        accuracy=(65.76, 0.115),
-        nll=(1.60, 0.0),
-        ece=(0.128, 0.004),
-        auroc=(0.8543, 0.001),
-        epochs=90,
-        seconds=63.13,
-    ),
+    published=PUBLISHED["ogn"],
 )
 
 VOGN: Final = Row(
@@ -130,16 +106,7 @@ VOGN: Final = Row(
         PAPER, method="vogn", settings={**VARIATIONAL, **SLICES, "ema_rate": 0.999}, warmup_from=1.25e-5
     ),
     cpu=replace(CPU, method="vogn", settings={"lr": 1e-3, "damping": 1e-2, "prior_precision": 1.0}),
-    published=numbers(
-        train=(73.87, 0.061),
-        train_nll=(1.02, 0.01),
-        accuracy=(67.38, 0.263),
-        nll=(1.37, 0.01),
-        ece=(0.0293, 0.001),
-        auroc=(0.8543, 0.0),
-        epochs=90,
-        seconds=76.04,
-    ),
+    published=PUBLISHED["vogn"],
 )
 
 VOGN_RELEASED: Final = Row(
@@ -163,16 +130,7 @@ KFAC: Final = Row(
         method="kfac",
         settings={"lr": 1e-3, "damping": 1e-2, "prior_precision": 1.0, "damping_form": "pi"},
     ),
-    published=numbers(
-        train=(83.73, 0.058),
-        train_nll=(0.571, 0.016),
-        accuracy=(66.58, 0.176),
-        nll=(1.493, 0.006),
-        ece=(0.158, 0.005),
-        auroc=(0.842, 0.005),
-        epochs=60,
-        seconds=133.69,
-    ),
+    published=PUBLISHED["kfac"],
 )
 
 NOISY_KFAC: Final = Row(
@@ -185,16 +143,7 @@ NOISY_KFAC: Final = Row(
         method="noisy_kfac",
         settings={"lr": 1e-3, "damping": 1e-2, "prior_precision": 1.0, "damping_form": "pi"},
     ),
-    published=numbers(
-        train=72.28,
-        train_nll=1.075,
-        accuracy=66.44,
-        nll=1.44,
-        ece=0.080,
-        auroc=0.852,
-        epochs=60,
-        seconds=179.27,
-    ),
+    published=PUBLISHED["noisy-kfac"],
 )
 
 SHRUNK: Final = (

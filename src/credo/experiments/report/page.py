@@ -1,4 +1,7 @@
-"""Tables and figures as one HTML page that needs nothing else: no script, no font, no address outside itself."""
+"""Tables and figures as one HTML page that needs nothing else: no font, no address outside itself.
+
+Its one script sorts the tables; without it the page is complete.
+"""
 
 import base64
 from collections.abc import Sequence
@@ -8,7 +11,7 @@ from pathlib import Path
 
 from credo.experiments import figures
 from credo.experiments.names import plain_name
-from credo.experiments.page_style import PAGE_STYLE
+from credo.experiments.page_style import PAGE_STYLE, SORT_SCRIPT
 from credo.experiments.recipes import RECIPES
 from credo.experiments.report.render import markdown
 from credo.experiments.report.tables import PUBLISHED, Cell, Line, Measure, Table, heading, tables
@@ -37,14 +40,14 @@ def html(tables: Sequence[Table], pictures: Sequence[Picture] = (), title: str =
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{PAGE_STYLE}</style>\n</head>\n<body>\n<main>\n"
         f"<h1>{escape(title)}</h1>\n"
-        f"{LEGEND}\n<nav><ul>{contents}</ul></nav>\n{''.join(parts)}</main>\n</body>\n</html>\n"
+        f"{LEGEND}\n<nav><ul>{contents}</ul></nav>\n{''.join(parts)}</main>\n<script>{SORT_SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
 LEGEND = (
     "<p>Mean ± standard deviation over seeds. <strong>Bold</strong>: the best of our means. "
     "Lines marked <em>paper</em> are the published numbers. Accuracies are in per cent, NLL in nats; "
-    "lower is better for NLL, Brier, ECE and FPR95, higher for accuracy and AUROC.</p>"
+    "lower is better for NLL, Brier, ECE and FPR95, higher for accuracy and AUROC. A click on a heading sorts.</p>"
 )
 
 

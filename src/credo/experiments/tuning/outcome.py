@@ -117,7 +117,7 @@ class Tuned:
         """A fresh optimiser for this model, with the numbers that were found."""
         training = self.training
         method = method_of(training.method)
-        task = task_of(training.task, float(training.settings.get("noise_variance", 1.0)))
+        task = task_of(training)
         return method.build(model, task, data_size=data_size, seed=seed, settings=training.settings).optimizer
 
     def table(self, best: int = 5) -> str:

@@ -169,13 +169,14 @@ def space_of(training: Training, optimizer: Optimizer, search: Search | None = N
 
 
 def _why_empty(search: Search | None, row: tuple[Number, ...]) -> str:
-    names = ", ".join(n.argument for n in row)
-    asked = (
-        "search names nothing"
-        if search is not None and not list(search)
-        else "with these settings there is none"
+    names = [n.argument for n in row]
+    asked = names if search is None else [name for name in names if name in search]
+    why = (
+        f"with these settings it has none of {', '.join(asked)}."
+        if asked
+        else f"search names nothing of {', '.join(names)}."
     )
-    return f"{asked} of {names}. Leave search out, or name one that the method has with these settings."
+    return f"{why} Leave search out, or name one that the method has with these settings."
 
 
 def _ranges(

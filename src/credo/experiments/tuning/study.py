@@ -10,7 +10,6 @@ import json
 import math
 import sqlite3
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,27 +31,9 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 
-class Display(ABC):
-    """Sees, and changes nothing."""
+class Display:
+    """What a search tells as it goes; shows nothing by itself."""
 
-    @abstractmethod
-    def began(self, budget: "Budget", finished: "list[FrozenTrial]") -> None: ...
-
-    @abstractmethod
-    def trial_began(self, index: int, epochs: int) -> None: ...
-
-    @abstractmethod
-    def reported(self, epoch: int, nll: float) -> None: ...
-
-    @abstractmethod
-    def trial_ended(self, finished: "list[FrozenTrial]") -> None: ...
-
-    @abstractmethod
-    def ended(self) -> None: ...
-
-
-@final
-class NoDisplay(Display):
     def began(self, budget: "Budget", finished: "list[FrozenTrial]") -> None: ...
     def trial_began(self, index: int, epochs: int) -> None: ...
     def reported(self, epoch: int, nll: float) -> None: ...
@@ -68,16 +49,11 @@ class SearchLines(Display):
         if finished:
             print(f"going on after {len(finished)} trials; {summary(finished)}", file=sys.stderr)
 
-    def trial_began(self, index: int, epochs: int) -> None: ...
-    def reported(self, epoch: int, nll: float) -> None: ...
-
     def trial_ended(self, finished: "list[FrozenTrial]") -> None:
         last = finished[-1]
         value = "" if last.value is None else f", NLL {last.value:.4f}"
         state = {"COMPLETE": "done", "PRUNED": "dropped early", "FAIL": "failed"}[last.state.name]
         print(f"trial {len(finished) - 1}: {state}{value}; {summary(finished)}", file=sys.stderr)
-
-    def ended(self) -> None: ...
 
 
 @final
@@ -148,7 +124,7 @@ def summary(finished: "list[FrozenTrial]") -> str:
 
 def display_for(progress: bool) -> Display:
     if not progress:
-        return NoDisplay()
+        return Display()
     try:
         import rich  # noqa: F401
     except ImportError:

@@ -303,7 +303,7 @@ class Problem:
         """Fresh, as the seed has it; to be called with torch's global generator forked."""
         source = self.source
         model = build_model(training, source.shape, source.outputs).to(self.device)
-        task = task_of(training.task, float(training.settings.get("noise_variance", 1.0)))
+        task = task_of(training)
         settings = settings_with_augmentation(training, source)
         method = method_of(training.method)
         return model, method.build(model, task, data_size=source.data_size, seed=seed, settings=settings)
@@ -322,7 +322,7 @@ def run_trial(problem: Problem, training: Training, report: Report) -> Scores:
 
 def train_once(problem: Problem, training: Training, seed: int, report: Report) -> Scores:
     source, device = problem.source, problem.device
-    task = task_of(training.task, float(training.settings.get("noise_variance", 1.0)))
+    task = task_of(training)
     scores: Scores = {}
     with private_randomness(seed, device):
         batches = source.begin(seed, device)

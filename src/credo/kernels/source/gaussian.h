@@ -53,7 +53,7 @@ CREDO_INLINE Lanes multiply(Lanes a, uint32_t b) {
 #endif
 }
 
-// Seven rounds: the fewest that pass BigCrush (Salmon et al. 2011), and the twin pays for each.
+// Seven rounds: the fewest that pass BigCrush (Salmon et al. 2011), and plain torch pays for each.
 CREDO_INLINE Words philox(Key key, Lanes block) {
     Words c = {block, Lanes{} + key.index, Lanes{} + key.stream, Lanes{} + (key.stream >> 32)};
     CREDO_UNROLL

@@ -1,0 +1,132 @@
+"""VOGN beside AdamW in Hugging Face's Trainer: tiny BERT and GPT-2 from their configurations, trained from scratch.
+
+    python -m benchmarks.language                          # both models, three seeds
+    python -m benchmarks.language --model gpt2 --seeds 1
+
+GPT-2 learns sequences of a Markov chain of second order; BERT tells which of three chains a sequence comes from. AdamW
+has the best of three learning rates by evaluation loss, VOGN its defaults; both have the Trainer's linear schedule,
+clipping and equal epochs. The evaluation loss after each epoch is printed; of VOGN also that of ten samples.
+"""
+
+import argparse
+import tempfile
+import time
+from typing import Any
+
+import torch
+import transformers
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+
+import credo
+from credo.integrations.transformers import VariationalTrainer
+
+WORDS, LENGTH, TRAIN, TEST, EPOCHS, BATCH = 20, 24, 1500, 500, 6, 32
+RATES = (1e-3, 3e-3, 1e-2)
+SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+
+
+def chain(seed: int, sharpness: float = 1.5) -> torch.Tensor:
+    """Probabilities of the next word given two, (WORDS, WORDS, WORDS)."""
+    generator = torch.Generator().manual_seed(seed)
+    one, two = (torch.randn(WORDS, WORDS, generator=generator) for _ in range(2))
+    return (sharpness * (one[:, None] + two[None])).softmax(-1)
+
+
+def sequences(probabilities: torch.Tensor, n: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(WORDS, (n, LENGTH), generator=generator)
+    for t in range(2, LENGTH):
+        ids[:, t] = torch.multinomial(probabilities[ids[:, t - 2], ids[:, t - 1]], 1, generator=generator)[
+            :, 0
+        ]
+    return ids
+
+
+def data(model: str, n: int, seed: int) -> list[dict[str, torch.Tensor]]:
+    if model == "gpt2":
+        return [{"input_ids": row, "labels": row} for row in sequences(chain(0), n, seed)]
+    mixed = [0.4 * chain(k) + 0.6 / WORDS for k in range(3)]  # three chains that are hard to tell apart
+    rows = [sequences(mixed[k], n // 3, seed + 100 * k) for k in range(3)]
+    return [{"input_ids": row, "labels": torch.tensor(k)} for k in range(3) for row in rows[k]]
+
+
+def network(model: str, seed: int) -> Any:
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(seed)
+        if model == "bert":
+            config = BertConfig(vocab_size=WORDS, num_labels=3, max_position_embeddings=LENGTH, **SIZES)
+            return BertForSequenceClassification(config)
+        return GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=WORDS,
+                n_positions=LENGTH,
+                n_embd=48,
+                n_layer=2,
+                n_head=4,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
+        )
+
+
+def curve(model: str, seed: int, rate: float | None) -> tuple[list[float], float, float]:
+    """Evaluation losses after the epochs, that of ten samples at the end, and seconds; without a rate of VOGN."""
+    net, train, test = network(model, seed), data(model, TRAIN, 1 + seed), data(model, TEST, 10**6)
+    options = {
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "log_level": "error",
+        "save_strategy": "no",
+        "seed": seed,
+    }
+    options |= {"num_train_epochs": EPOCHS, "per_device_train_batch_size": BATCH, "logging_strategy": "no"}
+    options |= {"eval_strategy": "epoch", "per_device_eval_batch_size": 100}
+    kind = transformers.Trainer if rate else VariationalTrainer
+    made = (
+        torch.optim.AdamW(net.parameters(), lr=rate)
+        if rate
+        else credo.VOGN(net, data_size=len(train), seed=seed)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = kind(
+            model=net,
+            args=transformers.TrainingArguments(folder, **options),
+            train_dataset=train,
+            eval_dataset=test,
+            optimizers=(made, None),
+        )
+        start = time.perf_counter()
+        trainer.train()
+        seconds = time.perf_counter() - start
+        losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+        sampled = losses[-1]
+        if not rate:
+            trainer.evaluation_samples = 10
+            sampled = trainer.evaluate()["eval_loss"]
+    return losses, sampled, seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=("bert", "gpt2"), nargs="*", default=["gpt2", "bert"])
+    parser.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    for model in given.model:
+        ratios = []
+        for seed in range(given.seeds):
+            runs = {rate: curve(model, seed, rate) for rate in RATES}
+            best = min(runs, key=lambda rate: min(runs[rate][0]))
+            ours, sampled, seconds = curve(model, seed, None)
+            print(f"{model} seed {seed}  AdamW({best:g})", *(f"{loss:.4f}" for loss in runs[best][0]))
+            print(
+                f"{model} seed {seed}  VOGN", *(f"{loss:.4f}" for loss in ours), f"ten samples {sampled:.4f}"
+            )
+            print(f"{model} seed {seed}  seconds: AdamW {runs[best][2]:.0f}, VOGN {seconds:.0f}")
+            ratios.append(ours[-1] / runs[best][0][-1])
+        print(f"{model}: VOGN's last loss over AdamW's:", *(f"{ratio:.3f}" for ratio in ratios), flush=True)
+
+
+if __name__ == "__main__":
+    main()

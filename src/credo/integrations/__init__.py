@@ -1,0 +1,1 @@
+"""Inside the loops of other libraries; each module needs the extra of its name."""
