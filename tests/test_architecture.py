@@ -240,6 +240,21 @@ def test_an_algorithm_sees_neither_a_pointer_nor_a_rank(name: str) -> None:
     assert used & {"data_ptr", "addresses", "ctypes", "byref", "rank", "world_size", "_world"} == set()
 
 
+UPDATES = {
+    "vogn": "vogn_update",
+    "ivon": "ivon_update",
+    "kfac": "kfac_update",
+    "bayes_by_backprop": "bbb_gradients",
+}
+
+
+@pytest.mark.parametrize(("name", "update"), UPDATES.items(), ids=UPDATES)
+def test_an_update_is_as_short_as_the_algorithm_box(name: str, update: str) -> None:
+    tree = ast.parse((PACKAGE / "optim" / f"{name}.py").read_text())
+    (found,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == update]
+    assert (found.end_lineno or 0) - found.lineno + 1 < 15
+
+
 IMPORT_PROBE = """
 import sys, torch, numpy, safetensors
 before = set(sys.modules)

@@ -61,20 +61,11 @@ LARGEST = 1e30  # an infinite curvature would be a variance of zero
 
 
 def ivon_update(
-    mean: Tensor,  # μ
-    momentum: Tensor,  # m
-    curvature: Tensor,  # h
-    grad: Tensor,  # ĝ
-    product: Tensor,  # ĝ·(w − μ)·N/τ, so that ĥ = product·(h + δ̃)
-    *,
-    lr: float,  # α
-    beta1: float,  # b₁
-    beta2: float,  # b₂
-    correction: float,  # 1/(1 − b₁ᵗ)
-    radius: float,  # of a clipped step; infinite without
-    prior: float | Tensor,  # δ̃
-    prior_mean: Tensor | None,  # μ₀, zero when None
-) -> tuple[Tensor, Tensor, Tensor]:
+    mean: Tensor, momentum: Tensor, curvature: Tensor,  # μ, m, h
+    grad: Tensor, product: Tensor, *,  # ĝ; ĝ·(w − μ)·N/τ, so that ĥ = product·(h + δ̃)
+    lr: float, beta1: float, beta2: float, correction: float,  # α, b₁, b₂, 1/(1 − b₁ᵗ)
+    radius: float, prior: float | Tensor, prior_mean: Tensor | None,  # of a clipped step; δ̃; μ₀, zero when None
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """μ, m and h after one update. `kernels.update.ivon_` does the same in one pass; the tests hold it to this."""
     away = mean if prior_mean is None else mean - prior_mean
     total = curvature + prior

@@ -52,17 +52,12 @@ from credo.posterior import KroneckerPosterior, Layer, Posterior, Root
 
 
 def kfac_update(
-    means: Sequence[Tensor],  # μ of the parameters of a layer, W and b
-    momenta: Sequence[Tensor],  # m
-    grads: Sequence[Tensor],
-    inverse: Callable[[list[Tensor]], list[Tensor]],  # m → H⁻¹m, for [W b] together
-    *,
-    lr: Sequence[float],  # α
-    beta1: Sequence[float],  # β₁
-    priors: Sequence[float | Tensor],  # δ̃
-    prior_means: Sequence[Tensor | None],  # μ₀, zero when None
+    means: Sequence[Tensor], momenta: Sequence[Tensor], grads: Sequence[Tensor],  # μ, m and gradients of W and b
+    inverse: Callable[[list[Tensor]], list[Tensor]], *,  # m → H⁻¹m, for [W b] together
+    lr: Sequence[float], beta1: Sequence[float],  # α, β₁
+    priors: Sequence[float | Tensor], prior_means: Sequence[Tensor | None],  # δ̃; μ₀, zero when None
     unit: float = 1.0,  # ĝ = unit · grad
-) -> tuple[list[Tensor], list[Tensor]]:
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """μ and m of a layer after one update; a parameter without Kronecker factors is a layer of its own."""
     away = [mu if centre is None else mu - centre for mu, centre in zip(means, prior_means, strict=True)]
     pulls = [delta * own for delta, own in zip(priors, away, strict=True)]

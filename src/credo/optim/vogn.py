@@ -50,19 +50,11 @@ FIRST_STEPS, EVERY = 20, 5  # how often mean curvatures are measured: every step
 
 
 def vogn_update(
-    mean: Tensor,  # μ
-    momentum: Tensor,  # m
-    curvature: Tensor,  # s
-    grad: Tensor,  # ĝ
-    squares: Tensor,  # ĥ
-    *,
-    lr: float,  # α
-    beta1: float,  # β₁
-    beta2: float,  # β₂
-    prior: float | Tensor,  # δ̃
-    prior_mean: Tensor | None,  # μ₀, zero when None
-    damping: float,  # γ
-) -> tuple[Tensor, Tensor, Tensor]:
+    mean: Tensor, momentum: Tensor, curvature: Tensor,  # μ, m, s
+    grad: Tensor, squares: Tensor, *,  # ĝ, ĥ
+    lr: float, beta1: float, beta2: float, damping: float,  # α, β₁, β₂, γ
+    prior: float | Tensor, prior_mean: Tensor | None,  # δ̃; μ₀, zero when None
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """μ, m and s after one update. `kernels.update.vogn_` does the same in one pass; the tests hold it to this."""
     away = mean if prior_mean is None else mean - prior_mean
     momentum = beta1 * momentum + grad + prior * away
