@@ -188,7 +188,7 @@ class BayesianOptimizer(Answering, Accumulating, Diagnosed, ABC):
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
         if irregular is not None:
             self._gathered.factors = irregular.factors if irregular.passes == 1 else ()
-            self._gathered.unscaled = Unscaled(irregular.factors, parameters)
+            self._gathered.unscaled = Unscaled(irregular.outer, parameters)
         return examples
 
     # Steps
