@@ -319,7 +319,9 @@ def test_a_worker_leaves_the_machine_to_other_sessions_too() -> None:
     assert found.stdout.strip().endswith("nice 19")
 
 
-def test_what_is_finished_is_read_without_a_word_on_versions(copy: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_what_is_finished_is_read_without_a_word_on_versions(
+    copy: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     """Its numbers do not change; a queue of two threads looks at runs of one."""
     config = run_folder(copy, "adam", 0) / "config.json"
     facts = json.loads(config.read_text())
