@@ -63,10 +63,11 @@ def judged(losses: Tensor) -> tuple[float, float] | None:
 def test_a_divergence_in_the_first_step_is_told_by_the_first_loss():
     """All losses but the first are huge: there is nothing else that they have grown from."""
     rough = 1e6 * (1 + 0.5 * torch.rand(1000, generator=torch.Generator().manual_seed(0)))
+    rough[::7] = 0.0  # a minibatch of the one class that is still predicted
     found = judged(torch.cat([torch.tensor([1.1]), rough[1:]]))
     assert found is not None
     assert found[0] == pytest.approx(1.1)
-    assert found[1] > 1e6
+    assert found[1] > 5e5
 
 
 @pytest.mark.parametrize(
@@ -81,8 +82,8 @@ def test_a_divergence_in_the_first_step_is_told_by_the_first_loss():
             torch.cat([torch.full((500,), 400.0), torch.full((500,), 0.5)]), id="a bad start that is over"
         ),
         pytest.param(
-            torch.where(torch.arange(1000) % 9 == 0, 1.0, 500.0),
-            id="outliers, and a loss that is low between",
+            torch.where(torch.arange(1000) % 5 > 2, 500.0, 1.0),
+            id="many outliers",
         ),
     ],
 )

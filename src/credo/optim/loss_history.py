@@ -5,7 +5,7 @@ later half of all steps so far.
 
 The loss *has fallen*, for good, if `now` lies more than 3 % and the noise below the first loss, the mean of the first
 three, of the first ten, or of the first fifth: a training may learn all it can in its first steps.
-It *has diverged* if it has grown a thousandfold, or if every loss of the later half is far above the first.
+It *has diverged* if it has grown a thousandfold, or if most losses of the later half are far above the first.
 It *stands still* if it is sure that `now` lies less than 3 % below the mean of the first fifth. Where the losses are
 too noisy to be sure of either, nothing is said, and it is asked again when there are more of them.
 """
@@ -25,7 +25,7 @@ SURE_OF_ONE = 3.0  # standard deviations of a single loss
 LARGEST_GROWTH = 1000.0  # of a mean over some steps over the median of the first three losses
 BEGINNING = 3  # one of them may be small by luck; after more, a fast divergence is no longer a growth
 # A divergence in the first step has no losses to grow from but the first.
-RISEN = 3.0  # every loss of the later half over the first loss
+RISEN = 3.0  # median of the later half over the first loss
 COSTLY = 12.0  # nats, more than a guess among 100,000 classes: noise on a pretrained network costs less
 
 
@@ -57,7 +57,9 @@ class LossHistory:
         if not self._watching or self.steps not in LOOKS:
             return None
         first, late = self._first[0], self._losses[self.steps // 2 :]
-        return (first, statistics.fmean(late)) if min(late) > max(RISEN * first, COSTLY) else None
+        return (
+            (first, statistics.fmean(late)) if statistics.median(late) > max(RISEN * first, COSTLY) else None
+        )
 
     def fell(self) -> bool:
         """Whether the losses that came last are clearly below those that came first."""
