@@ -30,7 +30,7 @@ from credo.errors import InvalidValue
 from credo.integrations.updates import UpdateBlock
 from credo.metrics import evaluate
 from credo.optim import BayesianOptimizer
-from credo.optim.diagonal import DiagonalOptimizer
+from credo.optim.scales import DiagonalOptimizer
 from credo.posterior import Posterior
 from credo.predict import predict
 from credo.predict.outputs import Task
