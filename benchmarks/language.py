@@ -1,11 +1,12 @@
 """VOGN beside AdamW in Hugging Face's Trainer: tiny BERT and GPT-2 from their configurations, trained from scratch.
 
     python -m benchmarks.language                          # both models, three seeds
-    python -m benchmarks.language --model gpt2 --seeds 1
+    python -m benchmarks.language --model gpt2 --seeds 1 --steps 1 3 10 --alone
 
 GPT-2 learns sequences of a Markov chain of second order; BERT tells which of three chains a sequence comes from. AdamW
 has the best of three learning rates by evaluation loss, VOGN its defaults; both have the Trainer's linear schedule,
-clipping and equal epochs. The evaluation loss after each epoch is printed; of VOGN also that of ten samples.
+clipping and equal epochs. The evaluation loss after each epoch is printed; of VOGN also that of ten samples. --steps
+are multiples of VOGN's relative step, --alone leaves AdamW out.
 """
 
 import argparse
@@ -69,7 +70,7 @@ def network(model: str, seed: int) -> Any:
         )
 
 
-def curve(model: str, seed: int, rate: float | None) -> tuple[list[float], float, float]:
+def curve(model: str, seed: int, rate: float | None, step: float = 1.0) -> tuple[list[float], float, float]:
     """Evaluation losses after the epochs, that of ten samples at the end, and seconds; without a rate of VOGN."""
     net, train, test = network(model, seed), data(model, TRAIN, 1 + seed), data(model, TEST, 10**6)
     options = {
@@ -88,6 +89,8 @@ def curve(model: str, seed: int, rate: float | None) -> tuple[list[float], float
         if rate
         else credo.VOGN(net, data_size=len(train), seed=seed)
     )
+    for group in made.param_groups if not rate else ():
+        group["lr"] *= step
     with tempfile.TemporaryDirectory() as folder:
         trainer = kind(
             model=net,
@@ -111,21 +114,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=("bert", "gpt2"), nargs="*", default=["gpt2", "bert"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=float, nargs="*", default=[1.0])
+    parser.add_argument("--alone", action="store_true")
     given = parser.parse_args()
     transformers.logging.set_verbosity_error()
     for model in given.model:
-        ratios = []
+        ratios: dict[float, list[float]] = {step: [] for step in given.steps}
         for seed in range(given.seeds):
-            runs = {rate: curve(model, seed, rate) for rate in RATES}
-            best = min(runs, key=lambda rate: min(runs[rate][0]))
-            ours, sampled, seconds = curve(model, seed, None)
-            print(f"{model} seed {seed}  AdamW({best:g})", *(f"{loss:.4f}" for loss in runs[best][0]))
-            print(
-                f"{model} seed {seed}  VOGN", *(f"{loss:.4f}" for loss in ours), f"ten samples {sampled:.4f}"
-            )
-            print(f"{model} seed {seed}  seconds: AdamW {runs[best][2]:.0f}, VOGN {seconds:.0f}")
-            ratios.append(ours[-1] / runs[best][0][-1])
-        print(f"{model}: VOGN's last loss over AdamW's:", *(f"{ratio:.3f}" for ratio in ratios), flush=True)
+            runs = {} if given.alone else {rate: curve(model, seed, rate) for rate in RATES}
+            for rate, (losses, _, seconds) in runs.items():
+                print(
+                    f"{model} seed {seed} AdamW({rate:g})", *(f"{x:.4f}" for x in losses), f"{seconds:.0f} s"
+                )
+            for step in given.steps:
+                losses, sampled, seconds = curve(model, seed, None, step)
+                print(f"{model} seed {seed} VOGN, step × {step:g}:", *(f"{x:.4f}" for x in losses), end=" ")
+                print(f"ten samples {sampled:.4f}, {seconds:.0f} s", flush=True)
+                if runs:
+                    ratios[step].append(losses[-1] / min(run[0][-1] for run in runs.values()))
+        for step, found in ratios.items():
+            if found:
+                print(
+                    f"{model}, step × {step:g}: VOGN's last loss over AdamW's", *(f"{x:.3f}" for x in found)
+                )
 
 
 if __name__ == "__main__":

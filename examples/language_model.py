@@ -24,7 +24,9 @@ def counting(step: int, n: int = 256) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": row} for row in rows]
 
 
-def trained(model: torch.nn.Module, data: list[dict[str, torch.Tensor]], epochs: int) -> VariationalTrainer:
+def trained(
+    model: torch.nn.Module, data: list[dict[str, torch.Tensor]], epochs: int, step: float = 1.0
+) -> VariationalTrainer:
     options = {
         "report_to": [],
         "use_cpu": True,
@@ -37,6 +39,7 @@ def trained(model: torch.nn.Module, data: list[dict[str, torch.Tensor]], epochs:
             folder, num_train_epochs=epochs, per_device_train_batch_size=32, **options
         )
         optimizer = credo.VOGN(model, data_size=len(data))
+        optimizer.param_groups[0]["lr"] *= step  # relative to the size of each tensor
         trainer = VariationalTrainer(
             model=model, args=arguments, train_dataset=data, optimizers=(optimizer, None)
         )
@@ -55,7 +58,9 @@ def main(epochs: int = 30) -> tuple[float, float]:
         r=8, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True, task_type="CAUSAL_LM"
     )
     model = peft.get_peft_model(base, lora)
-    posterior = trained(model, counting(2), epochs).posterior()
+    posterior = trained(
+        model, counting(2), epochs, step=10
+    ).posterior()  # adapters start at zero, and must grow
     print(f"{sum(t.numel() for t in posterior.mean.values())} weights have a posterior")
     doubts = []
     for name, step in (("by twos, as trained", 2), ("by fives, never seen", 5)):

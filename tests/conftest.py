@@ -1,9 +1,14 @@
 from contextlib import nullcontext
 
+import hypothesis
 import pytest
 import torch
 
 import credo
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.fixture(params=["kernels", "reference"])

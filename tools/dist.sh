@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 BIN=${1:-.venv/bin}
 BIN=$(cd "$BIN" && pwd)
 PYTHON=${PYTHON:-python3}
+# setup.py takes the date of the commit; auditwheel has to be told
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 

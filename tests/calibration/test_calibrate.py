@@ -146,6 +146,21 @@ def test_the_temperature_of_a_point_is_that_of_temperature_scaling() -> None:
     assert credo.calibrate(model, certain, (x, y)).temperature == found.temperature
 
 
+def test_without_an_error_nothing_bounds_the_temperature() -> None:
+    """The NLL falls to 0 with T; it is followed as long as that is worth something, and said."""
+    model, _, x, _ = drawn("mlp")
+    with torch.no_grad():
+        logits = model(x)
+    kept = logits.softmax(1).max(1).values > 0.6
+    data = x[kept], logits.argmax(1)[kept]
+    with pytest.warns(UserWarning, match="nothing says how low the temperature"):
+        found = credo.calibrate(model, "mean", data)
+    assert found.nll_after < 1e-3
+    assert 0.01 < found.temperature < 0.5
+    halved = measured(model, "mean", *data, temperature=found.temperature / 2)
+    assert halved > found.nll_after - 1e-4
+
+
 def test_dropout_and_ensembles_have_a_temperature() -> None:
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(0)
@@ -298,6 +313,11 @@ def test_targets_that_are_ignored_do_not_count() -> None:
         ),
         ({"validation": TensorDataset(rows(9), rows(9))}, InvalidType, "DataLoader"),
         ({"validation": None}, InvalidType, "NoneType"),
+        (
+            {"task": "regression", "validation": (rows(9), torch.full((9, 3), math.nan))},
+            InvalidValue,
+            "not finite",
+        ),
         ({"task": "regression", "fit": "temperature"}, InvalidValue, "noise instead of a temperature"),
         ({"task": "regression", "temperature": 2.0}, InvalidValue, "noise="),
     ],

@@ -45,7 +45,7 @@ def record(base: Path, row: str, seed: int) -> Path:
 
 
 def without_times(line: dict[str, Any]) -> dict[str, Any]:
-    left = {key: value for key, value in line.items() if key not in TIMES | {"started", "changes"}}
+    left = {key: value for key, value in line.items() if key not in TIMES | {"started", "changes", "commit"}}
     if "as_trained" in left:
         left["as_trained"] = {k: v for k, v in left["as_trained"].items() if not k.startswith("seconds")}
     return left

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import credo
 from credo.errors import UnsupportedOperation
@@ -188,3 +188,110 @@ def test_forward_mode_is_refused():
         credo.capture(model),
     ):
         model(forward_mode.make_dual(A, B)).square().mean().backward()
+
+
+# Rows of a batch that go through parameters of their own: experts, or a head for each domain
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)]).double()
+
+    def parts(self, x: Tensor, of: Tensor) -> list[Tensor]:
+        return [head(x[of == k]) for k, head in enumerate(self.heads)]
+
+
+def written(parts: list[Tensor], of: Tensor) -> Tensor:
+    out = torch.zeros(len(of), 3, dtype=torch.float64)
+    for k, part in enumerate(parts):
+        out[of == k] = part
+    return out
+
+
+def scattered(parts: list[Tensor], of: Tensor) -> Tensor:
+    out = torch.zeros(len(of), 3, dtype=torch.float64)
+    for k, part in enumerate(parts):
+        out = out.masked_scatter((of == k)[:, None].expand(-1, 3), part)
+    return out
+
+
+def labels(of: Tensor) -> list[Tensor]:
+    return [torch.arange(int((of == k).sum())) % 3 for k in (0, 1)]
+
+
+PUT_TOGETHER = {
+    "written": lambda z, of: F.cross_entropy(written(z, of), torch.arange(len(of)) % 3),
+    "scattered": lambda z, of: F.cross_entropy(scattered(z, of), torch.arange(len(of)) % 3),
+    "joined": lambda z, of: F.cross_entropy(torch.cat(z), torch.cat(labels(of))),
+    "losses": lambda z, of: torch.cat(
+        [F.cross_entropy(o, y, reduction="none") for o, y in zip(z, labels(of), strict=True)]
+    ).mean(),
+}
+
+
+@pytest.mark.parametrize("loss", PUT_TOGETHER.values(), ids=PUT_TOGETHER)
+def test_rows_that_are_sent_to_different_parameters(loss):
+    """Three rows each: they are six examples, where three would be counted."""
+    of = torch.tensor([0, 1, 0, 1, 1, 0])
+    net, x = Heads(), torch.randn(6, 4, dtype=torch.float64)
+    with pytest.raises(UnsupportedOperation, match="nothing in common but parameters"), credo.capture(net):
+        loss(net.parts(x, of), of).backward()
+
+
+@pytest.mark.parametrize(
+    "loss", [PUT_TOGETHER[name] for name in ("written", "scattered", "joined", "losses")]
+)
+def test_one_row_each(loss):
+    of = torch.tensor([0, 1])
+    net, x = Heads(), torch.randn(2, 4, dtype=torch.float64)
+    with pytest.raises(UnsupportedOperation, match="nothing in common but parameters"), credo.capture(net):
+        loss(net.parts(x, of), of).backward()
+
+
+PAIRS = {
+    "added": lambda a, b: (a + b).square().mean(),
+    "side by side": lambda a, b: torch.cat([a, b], 1).square().mean(),
+    "written by columns": lambda a, b: columns(a, b).square().mean(),
+    "a loss each": lambda a, b: a.square().mean() + (b - 1).square().mean(),
+    "losses of rows": lambda a, b: 0.5 * (a.square() + (b - 1).square()).mean(),
+}
+
+
+def columns(a: Tensor, b: Tensor) -> Tensor:
+    out = torch.zeros(len(a), 6, dtype=torch.float64)
+    out[:, :3], out[:, 3:] = a, b
+    return out
+
+
+@pytest.mark.parametrize("loss", PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize("examples", [5, 1])
+def test_two_networks_of_the_same_examples(loss, examples):
+    """Towers, twin critics: row i of both is example i."""
+    net, x = Heads(), torch.randn(examples, 4, dtype=torch.float64)
+    a, b = net.heads
+    truth = {p: torch.zeros_like(p) for p in net.parameters()}
+    for row in x.split(1):
+        grads = torch.autograd.grad(loss(a(row), b(row)), list(truth))
+        for p, grad in zip(truth, grads, strict=True):
+            truth[p] += grad.square()
+    with credo.capture(net) as stats:
+        loss(a(x), b(x)).backward()
+    assert stats.examples == examples
+    for p, squares in truth.items():
+        torch.testing.assert_close(stats.squares[p], squares, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_single_examples_at_several_samples_at_once(reduction):
+    """A loop over single examples is refused under vmap too."""
+    model = net()
+    optimizer = credo.VOGN(model, lr=0.1, data_size=10, mc_samples=2, vectorized=True, reduction=reduction)
+    with pytest.raises(UnsupportedOperation, match="nothing in common but parameters"):
+        optimizer.step(
+            lambda: (
+                sum(F.cross_entropy(model(A[i : i + 1]), Y[i : i + 1]) for i in range(2))
+                / (2 if reduction == "mean" else 1)
+            )
+        )

@@ -144,6 +144,8 @@ def _is_seen(program: Program, method: str, loop: str) -> bool:
     """Whether a mistake must be refused. Methods without squares read of a loss only what is certain."""
     if loop == "cleared":
         return method != "IVON"  # it gathers nothing beside gradients, and takes the last ones
+    if loop == "unscaled":
+        return any(p.grad is not None and p.grad.any() for p in program.model.parameters())
     if not any(p.grad is not None and p.grad.any() for p in program.model.parameters()):
         return False
     return program.reduction == "mean" and method not in ("IVON", "BayesByBackprop")

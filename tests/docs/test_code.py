@@ -12,11 +12,14 @@ import torch
 from tests.docs import pages
 from tests.docs.prelude import prelude
 
-ELSEWHERE = {"docs/own_method.md"}  # tests/optim/test_own_method.py puts its blocks into a copy of the package
+ELSEWHERE = {
+    "docs/own_method.md"
+}  # tests/optim/test_own_method.py puts its blocks into a copy of the package
 WITH_PYTHON = [
     path
     for path in pages.pages()
-    if pages.name(path) not in ELSEWHERE and any(b.language == "python" for b in pages.blocks(path.read_text()))
+    if pages.name(path) not in ELSEWHERE
+    and any(b.language == "python" for b in pages.blocks(path.read_text()))
 ]
 GENERATED = "docs/results.md"  # by `credo report --docs`; tests/experiments has its tests
 STANDALONE = {"docs/index.md", "docs/quickstart.md", "README.md"}  # these bring all that they use

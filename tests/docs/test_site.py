@@ -94,9 +94,9 @@ def test_cells_and_small_sizes() -> None:
 
 def test_docstrings_become_lists_and_blocks() -> None:
     docstrings = pytest.importorskip("docstrings", reason="griffe comes with the extra docs")
-    text = "Title.\n\n    code[0]\n\nlr, mu: α, of a[i][j]\n    and more.\nseed: s\n\n>>> f(1)\n2\n\nEnd."
+    text = "Title.\n\n    code[0]\n\nlr, mu: α, of a[i][j]\n    and more (docs/defaults.md).\nseed: s\n\n>>> f(1)\n2\n\nEnd."
     assert docstrings.to_markdown(text).splitlines() == [
         *("Title.", "", "    code[0]", "", ""),
-        *("- `lr`, `mu`: α, of a\\[i]\\[j]", "    and more.", "- `seed`: s"),
+        *("- `lr`, `mu`: α, of a\\[i]\\[j]", "    and more ([defaults](../defaults.md)).", "- `seed`: s"),
         *("", "", "```python", ">>> f(1)", "2", "```", "", "End."),
     ]

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from credo.experiments.checkpoint import Checkpointing
-from credo.experiments.progress import Watcher
 from credo.experiments.train import train
+from credo.experiments.watchers import Watcher
 from tests.experiments.small import TRAININGS
 
 

@@ -16,10 +16,10 @@ from torch import nn
 from credo.data.examples import Examples, Splits
 from credo.experiments import train as loop
 from credo.experiments.checkpoint import Checkpointing
-from credo.experiments.progress import Watcher
 from credo.experiments.recipe import Training
 from credo.experiments.stopping import Terminated
 from credo.experiments.train import train
+from credo.experiments.watchers import Watcher
 from tests.experiments.small import TRAININGS, blobs
 
 

@@ -16,7 +16,7 @@ from credo.errors import InvalidValue
 from credo.experiments import figures
 from credo.experiments.build import RunData
 from credo.experiments.figures.calibration import BINS, FEW, pooled
-from credo.experiments.figures.inputs import pictures_of
+from credo.experiments.figures.least_certain import pictures_of
 from credo.experiments.figures.style import COLOURS, looks
 from credo.experiments.results import Result
 from credo.metrics import calibration_curve

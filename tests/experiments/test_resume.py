@@ -16,10 +16,10 @@ from credo import load_posterior
 from credo.errors import IntegrityError, InvalidValue
 from credo.experiments.checkpoint import Checkpointing, Checkpoints, equal
 from credo.experiments.learners import SwagApproximation
-from credo.experiments.progress import Watcher
 from credo.experiments.results import Result, load_result
 from credo.experiments.stopping import Terminated
 from credo.experiments.train import train
+from credo.experiments.watchers import Watcher
 from tests.experiments.small import TRAININGS, VOGN, last_state, log_without_times, same_metrics
 
 ROOT = Path(__file__).resolve().parents[2]

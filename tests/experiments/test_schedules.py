@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from credo.experiments.build import LearningRate
-from credo.experiments.progress import ProgressBar, TensorBoard
 from credo.experiments.train import train
+from credo.experiments.watchers import ProgressBar, TensorBoard
 from tests.experiments.small import VOGN
 
 

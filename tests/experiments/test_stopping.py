@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from credo.experiments.checkpoint import equal
-from credo.experiments.progress import Watcher
 from credo.experiments.results import load_result
 from credo.experiments.stopping import EXIT_CODE_TERMINATED, Terminated
 from credo.experiments.train import train
+from credo.experiments.watchers import Watcher
 from tests.experiments.small import VOGN, last_state, log_without_times
 
 

@@ -16,10 +16,10 @@ from credo import load_posterior, predict
 from credo.data import Examples, PadCropFlip, Splits
 from credo.errors import CredoError, InvalidValue, NonFiniteError
 from credo.experiments.checkpoint import equal
-from credo.experiments.progress import Several, Watcher
 from credo.experiments.recipe import Training
 from credo.experiments.results import load_results
 from credo.experiments.train import train
+from credo.experiments.watchers import Several, Watcher
 from tests.experiments.small import (
     TRAININGS,
     VOGN,

@@ -17,7 +17,7 @@ from credo.errors import InvalidType, InvalidValue
 from credo.experiments.recipe import Recipe, Row, Training
 from credo.experiments.recipe_file import load_recipe
 from credo.experiments.train import train
-from credo.experiments.tuning import outcome, trials, tune, tune_row
+from credo.experiments.tuning import SPACES, outcome, trials, tune, tune_row
 from credo.experiments.tuning.outcome import constructor
 from tests.experiments.small import TRAININGS, blobs, small_with_dropout
 from tests.experiments.tuned import TRAIN, VALIDATION, quick, signalling, trials_of
@@ -175,6 +175,52 @@ def test_regression_is_judged_by_its_nll(tmp_path: Path) -> None:
     assert "noise_variance" not in found.constructor
 
 
+@pytest.mark.parametrize("method", sorted(SPACES))
+def test_every_method_has_the_same_door(tmp_path: Path, method: str) -> None:
+    """Trials are judged by the posterior that the method gives at the end, and the line to paste is Python."""
+
+    def model(dropout: float = 0.2) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 3))
+
+    found = quick(tmp_path, model=model, method=method, trials=3)
+    assert len(found.trials) == 3
+    assert found.best.nll <= found.defaults.nll
+    exec(found.constructor, {**NAMES, "model": model(), "train_set": range(60)})
+    assert (found.folder / "tuning.html").exists()
+
+
+@pytest.mark.parametrize("method", ["swag", "laplace"])
+def test_what_follows_training_is_part_of_a_trial(tmp_path: Path, method: str) -> None:
+    """Against the same training by hand, its posterior made by the public functions."""
+    settings = {"laplace": {"structure": "diagonal"}, "swag": {"lr": 0.05}}[method]
+    loaders = [DataLoader(TensorDataset(part.inputs, part.targets), 45) for part in (TRAIN, VALIDATION)]
+    found = quick(
+        tmp_path, data=loaders[0], validation=loaders[1], method=method, trials=1, settings=settings
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = signalling()
+    optimizer = (
+        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        if method == "swag"
+        else torch.optim.AdamW(model.parameters(), lr=1e-3)
+    )
+    swag = credo.SWAG(model)
+    for _ in range(3):
+        for x, y in loaders[0]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        swag.collect(model)
+    if method == "swag":
+        swag.load_mean(model, loaders[0])
+        posterior = swag.posterior()
+    else:
+        posterior = credo.laplace(model, loaders[0], "diagonal", validation=list(loaders[1]), samples=8)
+    prediction = credo.predict(model, posterior, VALIDATION.inputs, samples=2)
+    assert found.best.nll == pytest.approx(credo.evaluate(prediction, VALIDATION.targets)["nll"], rel=1e-4)
+
+
 NAMES = {"credo": credo, "torch": torch}
 LINES = [
     ("vogn", {}),
@@ -188,6 +234,8 @@ LINES = [
     ("adam", {"lr": 0.01, "beta2": 0.99}),
     ("adamw", {"weight_decay": 0.1}),
     ("sgd", {}),
+    ("swag", {"lr": 0.02, "collect_from": 3, "rank": 5}),
+    ("laplace", {"weight_decay": 0.1, "structure": "diagonal", "labels": "data"}),
 ]
 
 

@@ -242,14 +242,16 @@ def test_two_python_threads_at_once(mode: str) -> None:
 
 
 @every_mode
-def test_scratch_is_bounded(mode: str) -> None:
+@pytest.mark.parametrize("groups", [1, 256])
+def test_scratch_is_bounded(mode: str, groups: int) -> None:
     """What is kept after a large batch stays under the 32 MB that the engine may add."""
-    x, g = torch.ones(64, 64, 32, 32), torch.ones(64, 64, 32, 32)
+    shape = (64, 64, 32, 32) if groups == 1 else (2, groups, 64, 64)
+    x, g = torch.ones(shape), torch.ones(shape)
     kept: list[int] = []
 
     def run() -> None:  # in a thread of its own, for scratch memory of its own
         with forced(mode):
-            weight_sums(x, g, (3, 3), (1, 1), (1, 1), (1, 1), 1)
+            weight_sums(x, g, (3, 3), (1, 1), (1, 1), (1, 1), groups)
         kept.append(sum(b.numel() * b.element_size() for b in scratch._kept.buffers.values()))
 
     thread = threading.Thread(target=run)

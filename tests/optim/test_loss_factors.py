@@ -106,6 +106,25 @@ def test_the_scale_of_a_scaler_may_be_the_number_of_examples(method):
     assert optimizer.counters["step"] == 1
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_scaled_sum_is_no_mean(method):
+    """65536 times a sum over 16 examples is a million times their mean, another power of two."""
+    model, scaler = network(), torch.amp.GradScaler("cpu", init_scale=65536.0)
+    optimizer = build(method, model, reduction="sum")
+    with optimizer.sampled():
+        scaler.scale(F.cross_entropy(model(X), Y, reduction="none").sum()).backward()
+    scaler.step(optimizer)
+    assert optimizer.counters["step"] == 1
+
+
+@pytest.mark.parametrize("method", SQUARES)
+def test_a_scaled_mean_is_no_sum(method):
+    model = network()
+    optimizer = build(method, model, reduction="sum")
+    with pytest.raises(UnsupportedOperation, match="the mean over 16 examples"):
+        optimizer.step(lambda: F.cross_entropy(model(X), Y, reduction="sum") / 16 * 1024)
+
+
 # Divisions beside accumulate(n)
 
 
@@ -259,6 +278,17 @@ def test_inside_the_closure_too(method):
 
     with pytest.raises(CallOrderError, match=r"divided by 1024 afterwards"):
         optimizer.step(closure)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_whatever_the_loss_is(method):
+    model = network()
+    optimizer = build(method, model, reduction="sum")
+    with optimizer.sampled():
+        (F.cross_entropy(model(X), Y, reduction="sum") * 512).backward()
+    divide(model, 512)
+    with pytest.raises(CallOrderError, match="divided by 512 afterwards"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -11,6 +11,7 @@ from typing import Any
 from griffe import Extension, Object
 
 ARGUMENT = re.compile(r"^(?P<names>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*): (?P<text>\S.*)$")
+PAGE = re.compile(r"docs/(?P<name>\w+)\.md")  # API pages lie one folder below
 EXAMPLE = re.compile(r"^(>>>|\.\.\.)")
 
 
@@ -49,10 +50,10 @@ def _lines(lines: list[str]) -> Iterator[str]:
 
 
 def _escaped(line: str) -> str:
-    """Square brackets of the mathematics are no links; those in backticks stay."""
+    """Square brackets of the mathematics are no links, names of pages are; those in backticks stay."""
     parts = line.split("`")
     parts[::2] = [part.replace("[", "\\[") for part in parts[::2]]
-    return "`".join(parts)
+    return PAGE.sub(r"[\g<name>](../\g<name>.md)", "`".join(parts))
 
 
 class Docstrings(Extension):

@@ -1,5 +1,7 @@
 """How pictures look: transparent, with grey that can be read on white and on black."""
 
+from cycler import cycler
+
 GREY = "#808892"
 ADAM, VOGN, THIRD = "#d9822b", "#4c6ef5", "#2b9a66"
 STYLE = {
@@ -19,5 +21,5 @@ STYLE = {
     "ytick.color": GREY,
     "legend.frameon": False,
     "legend.labelcolor": GREY,
-    "axes.prop_cycle": __import__("cycler").cycler(color=[VOGN, ADAM, THIRD, "#c2255c", "#7048e8"]),
+    "axes.prop_cycle": cycler(color=[VOGN, ADAM, THIRD, "#c2255c", "#7048e8"]),
 }

@@ -108,6 +108,10 @@ class OfValues:
         average.add(answers)
         found, self._samples = average.result(), len(answers[0])
         errors = value_targets(found.mean, targets) - found.mean.double()
+        if not bool(errors.isfinite().all()):
+            raise InvalidValue(
+                "the validation targets or the model's outputs hold numbers that are not finite"
+            )
         self._kept.append((errors, found.epistemic.double(), found.aleatoric.double()))
 
     def nll(self, value: float) -> float:

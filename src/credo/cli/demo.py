@@ -15,11 +15,11 @@ from credo.cli.exits import OK
 from credo.cli.launch import require_one_process
 from credo.experiments import report
 from credo.experiments.names import known
-from credo.experiments.progress import Watcher
 from credo.experiments.recipe import Recipe, Row
 from credo.experiments.recipes import recipe
 from credo.experiments.results import Result
 from credo.experiments.run import run, seed_list, trainings
+from credo.experiments.watchers import Watcher
 
 SAID = """\
 The digits 0 to 7 are learnt, 8 and 9 never shown. The same network, data and epochs for every method.

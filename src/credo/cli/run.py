@@ -12,7 +12,6 @@ from credo.distributed import world
 from credo.errors import InvalidType, InvalidValue
 from credo.experiments import report as reports
 from credo.experiments.overrides import parse_assignments
-from credo.experiments.progress import ProgressBar, Several, TensorBoard, Watcher
 from credo.experiments.recipe import Recipe
 from credo.experiments.recipe_file import load_recipe
 from credo.experiments.recipes import recipe as recipe_of
@@ -20,6 +19,7 @@ from credo.experiments.results import Result, load_results
 from credo.experiments.run import run as run_recipe
 from credo.experiments.tuning import tune_row
 from credo.experiments.tuning.outcome import PAGE, RECIPE
+from credo.experiments.watchers import ProgressBar, Several, TensorBoard, Watcher
 
 SHOWN = ("accuracy", "rmse", "nll", "ece", "ood_auroc", "seconds_per_epoch")
 

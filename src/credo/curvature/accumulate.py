@@ -76,6 +76,7 @@ class SquareAccumulator:
         self.likelihood = False  # whether the last loss was one
         self.loss: Tensor | None = None  # the sum of what went back, as far as it was one number
         self.factors: tuple[Factor, ...] = ()  # of the last loss, as far as it was a mean
+        self.outer: tuple[Factor, ...] = ()  # with those that made it a mean
         self.witness: tuple[Tensor, int] | None = (
             None  # a parameter whose `.grad` was filled, and its version then
         )

@@ -19,7 +19,7 @@ from credo.curvature.flow_lookup import ELEMENTWISE, SHAPES_ALONE, operation_nam
 from credo.curvature.layouts import WHOLE_BATCH, Rows, signed
 from credo.curvature.loss_factor import of_a_mean, outer_factors, refuse_number_of_examples
 from credo.curvature.misused_rows import LOOKED_AT, look_at, look_at_operation, look_at_row_for_all
-from credo.curvature.passes import check_joined, check_one_example
+from credo.curvature.passes import JOINS, check_joined, check_one_example
 from credo.curvature.reductions import check_sum, read_mean
 from credo.curvature.rule import Operation
 from credo.curvature.rules import Generic
@@ -73,6 +73,7 @@ def audit(
         if declared is None and accumulator.current is None:
             _check_rows_alone(call, nodes, accumulator, bool(more), samples)
         factors, below = outer_factors(call.roots, call.seeds)
+        accumulator.outer = tuple(factors)
         is_mean = accumulator.reduction == "mean" and takes_mean(below)
         accumulator.factors = tuple(factors) if is_mean else ()
         share = math.prod(factor.value for factor in factors) if is_mean else math.nan
@@ -103,12 +104,13 @@ def _count_in_the_loss(
             return examples
         if not declared and (known is None or not known.joins_are_right):
             for node in nodes:
-                if type(node).__name__ == "CatBackward0":
+                if type(node).__name__ in JOINS:
                     check_joined(node, _joins_rows(node, trace()))
             if known is not None:
                 known.joins_are_right = True
         if accumulator.reduction == "sum":
             check_sum(trace(), call.roots, call.seeds, declared)
+            accumulator.outer = tuple(outer_factors(call.roots, call.seeds)[0])
             return examples
         if (
             known is not None
@@ -116,7 +118,7 @@ def _count_in_the_loss(
             and call.seeds[0] is None
             and known.is_mean_of_all(nodes[0])
         ):
-            accumulator.factors = ()
+            accumulator.factors = accumulator.outer = ()
             if accumulator.shares:
                 accumulator.add_share(WHOLE)
             else:
@@ -124,6 +126,7 @@ def _count_in_the_loss(
             return examples
         reading = read_mean(trace(), call.roots, call.seeds, declared)
         factors, _ = outer_factors(call.roots, call.seeds)
+        accumulator.outer = tuple(factors)
         accumulator.factors = of_a_mean(factors, reading.share.of_examples) if factors else ()
         for number in {examples // samples, reading.examples // samples} if accumulator.factors else ():
             refuse_number_of_examples(accumulator.factors, number, accumulator.constants)
@@ -132,7 +135,10 @@ def _count_in_the_loss(
 
 
 def _joins_rows(node: Any, trace: Trace) -> bool:
-    """Whether a cat puts rows of examples behind each other."""
+    """Whether rows of examples are put behind each other, or written between each other."""
+    if type(node).__name__ != "CatBackward0":
+        found = trace.layout(node)
+        return isinstance(found, Rows) and found.outer * found.inner > 1
     axis, dims = signed(saved(node, "dim")), len(trace.result(node))
     return any(isinstance(rows, Rows) and rows.axis == axis % dims for rows in trace.arguments(node))
 
@@ -148,13 +154,21 @@ def _check_rows_alone(
     several_uses = several_uses and accumulator.reduction is not None
     with DisableTorchFunction():
         if several_uses:
-            check_one_example(call.roots)
+            check_one_example(call.roots, samples)
         for node in nodes:
             name = type(node).__name__
             if samples == 1 and name in LOOKED_AT:
                 look_at_row_for_all(node, accumulator)
-            if several_uses and name == "CatBackward0":  # samples may stand in front of the rows
-                check_joined(node, signed(saved(node, "dim")) in (0, int(samples > 1)))
+            if accumulator.reduction is not None and name in JOINS:
+                check_joined(node, _puts_rows_behind(node, samples))
+
+
+def _puts_rows_behind(node: Any, samples: int) -> bool:
+    """As `_joins_rows`, where every tensor is of one example. Samples may stand in front of the rows."""
+    if type(node).__name__ == "CatBackward0":
+        return signed(saved(node, "dim")) in (0, int(samples > 1))
+    shape = results_of(node)[0].shape
+    return samples == 1 and len(shape) > 0 and shape[0] > 1
 
 
 def _watched_operations(

@@ -376,9 +376,11 @@ class Interception(TorchFunctionMode):
                 if p.grad is not None:
                     accumulator.witness = (p, p.grad._version)
                     break
-            if accumulator.factors or accumulator.irregular is not None:
+            if accumulator.outer or accumulator.irregular is not None:
                 accumulator.irregular = accumulator.irregular or Irregular()
-                accumulator.irregular.pass_ends(accumulator.factors, accumulator.parameters.values())
+                accumulator.irregular.pass_ends(
+                    accumulator.factors, accumulator.outer, accumulator.parameters.values()
+                )
         return result
 
 

@@ -122,6 +122,7 @@ class Irregular:
         self.passes = 1
         self.cleared = False  # whether `.grad` was cleared between two backward passes
         self.factors: tuple[Factor, ...] = ()  # of the last loss, as far as it was a mean
+        self.outer: tuple[Factor, ...] = ()
         self.unscaled: Unscaled | None = None  # the gradients that it gave
 
     def pass_begins(self, witness: tuple[Tensor, int]) -> None:
@@ -131,10 +132,12 @@ class Irregular:
         if p.grad is None or (p.grad._version != version and not bool(p.grad.any())):
             self.cleared = True
 
-    def pass_ends(self, factors: tuple[Factor, ...], parameters: Iterable[Tensor]) -> None:
-        """With the factors of its loss."""
-        self.factors = factors
-        self.unscaled = Unscaled(factors, parameters) if factors else None
+    def pass_ends(
+        self, factors: tuple[Factor, ...], outer: tuple[Factor, ...], parameters: Iterable[Tensor]
+    ) -> None:
+        """With the factors of its loss, and all that multiplies it, some of which may have made it a mean."""
+        self.factors, self.outer = factors, outer
+        self.unscaled = Unscaled(outer, parameters) if outer else None
 
 
 @final
@@ -142,12 +145,12 @@ class Unscaled:
     """The sizes of gradients after a backward pass of a loss with factors, to be compared with those at the step.
 
     Whoever multiplies a loss by 1024 and divides the gradients again has the right gradients, and squares that are
-    1024² times too large. Nothing is kept where the loss has no factor.
+    1024² times too large. Nothing is kept where no factor makes the loss larger.
     """
 
     def __init__(self, factors: Sequence[Factor], parameters: Iterable[Tensor]):
-        self._factors = tuple(factors)
-        held = [p for p in parameters if p.grad is not None and p.numel()] if factors else []
+        self._products = [product for product in _products(_as_numbers(factors)) if product > 1 + 1e-3]
+        held = [p for p in parameters if p.grad is not None and p.numel()] if self._products else []
         self._sizes = [(p, _size(p)) for p in held[:_COMPARED]]
 
     def refuse(self, remedy: Callable[[float], str]) -> None:
@@ -155,10 +158,13 @@ class Unscaled:
         ratios = [_size(p) / size for p, size in self._sizes if size > 0]
         if not ratios or not all(abs(ratio / ratios[0] - 1) < 1e-3 for ratio in ratios):
             return
-        whole = [factor._replace(is_number=True) for factor in self._factors]
-        for product in _products(whole):
-            if abs(product - 1) > 1e-3 and abs(ratios[0] * product - 1) < 1e-3:
+        for product in self._products:
+            if abs(ratios[0] * product - 1) < 1e-3:
                 raise CallOrderError(remedy(product))
+
+
+def _as_numbers(factors: Sequence[Factor]) -> list[Factor]:
+    return [factor._replace(is_number=True) for factor in factors]
 
 
 def _size(parameter: Tensor) -> float:

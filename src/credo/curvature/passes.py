@@ -1,8 +1,9 @@
-"""Several passes of a model under one backward pass: whether their rows are the same examples.
+"""Several passes under one backward pass, of one model or of several: whether their rows are the same examples.
 
 Row i of each pass is example i, as long as rows of the passes meet before the losses are put together, or the loss is a
 sum of terms for each example. Where it is one mean over passes that have nothing in common but parameters, their rows
-may as well be examples of their own: halves of a batch, or a loop over single examples. That raises.
+may as well be examples of their own: halves of a batch, rows that were sent to different experts, or a loop over single
+examples. That raises.
 """
 
 from collections.abc import Sequence
@@ -36,9 +37,12 @@ def separate(passes: int) -> str:
     )
 
 
-def check_one_example(roots: Sequence[Tensor]) -> None:
-    """For rows that come alone: raises where they are examples of a batch, each with a pass of its own."""
-    starts, seen = [], set()
+def check_one_example(roots: Sequence[Tensor], samples: int = 1) -> None:
+    """For rows that come alone: raises where they are examples of a batch, each with a pass of its own.
+
+    Several samples that are computed at once have a loss each, (K,), where else there is one number.
+    """
+    starts, seen, one = [], set(), ((), (samples,)) if samples > 1 else ((),)
     todo = [root.grad_fn for root in roots if root.grad_fn is not None]
     while todo:
         node = todo.pop()
@@ -47,39 +51,60 @@ def check_one_example(roots: Sequence[Tensor]) -> None:
         seen.add(node)
         children = [child for child, _ in node.next_functions if child is not None]
         name = operation_name(type(node))
-        numbers = not results_of(node)[0].shape or not any(  # where rows are added, they meet
-            results_of(child)[own].shape for child, own in node.next_functions if child is not None
+        numbers = tuple(results_of(node)[0].shape) in one or all(  # where rows are added, they meet
+            tuple(results_of(child)[own].shape) in one
+            for child, own in node.next_functions
+            if child is not None
         )
         if name not in LINEAR or not numbers or (name in (*BILINEAR, "Div") and len(children) > 1):
             starts.append(node)
         else:
             todo += children
-    if len(starts) > 1 and (apart := passes_apart(starts)):
+    if len(starts) > 1 and (apart := passes_apart(starts, of_one_model=True)):
         raise UnsupportedOperation(separate(len(apart)))
 
 
 def check_mean(starts: Sequence[Any], shares: Sequence[float]) -> None:
     """For parts of a loss and how much of a mean each is: raises where passes are a mean together, not each."""
-    apart = passes_apart(starts)
+    apart = passes_apart(starts, of_one_model=True)
     if apart and abs(sum(max(shares[k] for k in group) for group in apart) - 1) < 1e-4:
         raise UnsupportedOperation(separate(len(apart)))
 
 
 def check_sums(starts: Sequence[Any]) -> None:
     """For parts of a sum."""
-    if apart := passes_apart(starts):
+    if apart := passes_apart(starts, of_one_model=True):
         raise UnsupportedOperation(separate(len(apart)))
 
 
+# Operations that put rows of several tensors into one.
+JOINS = frozenset(
+    (
+        "CatBackward0",
+        *(
+            "IndexPutBackward0",
+            "CopySlices",
+            "MaskedScatterBackward0",
+            "ScatterBackward0",
+            "IndexCopyBackward0",
+        ),
+        *("SliceScatterBackward0", "SelectScatterBackward0"),
+    )
+)
+
+
 def check_joined(node: Any, by_rows: bool) -> None:
-    """For passes that are put behind each other: raises where they may have the same examples, or others."""
+    """For passes that are put behind or between each other: raises where they may have the same examples, or others."""
     starts = [child for child, _ in node.next_functions if child is not None] if by_rows else []
     if len(starts) > 1 and (apart := passes_apart(starts)):
         raise UnsupportedOperation(separate(len(apart)))
 
 
-def passes_apart(starts: Sequence[Any]) -> list[list[int]]:
-    """Groups of these nodes with nothing in common beneath them but parameters; empty if no parameter is shared."""
+def passes_apart(starts: Sequence[Any], of_one_model: bool = False) -> list[list[int]]:
+    """Groups of these nodes with nothing in common beneath them but parameters; empty if there is one only.
+
+    Groups without parameters do not count; of one model only those do that share parameters with another one.
+    """
     group, owner = list(range(len(starts))), dict[Any, int]()
     used: list[set[int]] = [set() for _ in starts]
 
@@ -107,7 +132,9 @@ def passes_apart(starts: Sequence[Any]) -> list[list[int]]:
     for k in range(len(starts)):
         members.setdefault(leader(k), []).append(k)
     parameters = [set().union(*(used[k] for k in found)) for found in members.values()]
-    shared = [
-        any(own & other for m, other in enumerate(parameters) if m != k) for k, own in enumerate(parameters)
+    counts = [
+        any(own & other for m, other in enumerate(parameters) if m != k) if of_one_model else bool(own)
+        for k, own in enumerate(parameters)
     ]
-    return [found for found, also in zip(members.values(), shared, strict=True) if also]
+    found = [own for own, also in zip(members.values(), counts, strict=True) if also]
+    return found if len(found) > 1 else []

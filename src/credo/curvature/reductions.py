@@ -393,7 +393,8 @@ class _Reader:
         if count == 0:
             return _Term(None, _NOTHING)
         if not self._mean:
-            if count > 1 and _fits(divisor, count):
+            # A loss scale that is a power of two may be the number of examples times another one.
+            if count > 1 and any(abs(count / d - 1) < 1e-4 for d in (divisor, *self._divisors)):
                 self._refuse_mean(node, kept)
             return _Term(None, _NOTHING)
         # A factor beside the division, as in 0.1 * sum / M, is part of every loss.

@@ -54,10 +54,11 @@ class Method:
     @property
     def options(self) -> dict[str, object]:
         """Name → default; `None` stands for an optional number."""
-        return {**_options(self.optimizer), **self._approximation_options}
+        return {**_options(self.optimizer), **self.approximation_options}
 
     @property
-    def _approximation_options(self) -> dict[str, object]:
+    def approximation_options(self) -> dict[str, object]:
+        """Those of `options` that are not the optimizer's."""
         return {} if self.approximation is None else _options(self.approximation)
 
     @property
@@ -77,7 +78,7 @@ class Method:
         given = {"data_size": data_size, "seed": seed}
         checked = checked_options("settings", settings, self.settings)
         options = {name: value for name, value in checked.items() if name in self.options}
-        own = {name: options.pop(name) for name in self._approximation_options if name in options}
+        own = {name: options.pop(name) for name in self.approximation_options if name in options}
         optimizer: Any = self.optimizer(model, **{name: given[name] for name in self.gives}, **options)
         for name in FACTORS:
             if name in checked:

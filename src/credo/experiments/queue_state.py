@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, final
 
 from credo.experiments.lock import living_holder
-from credo.experiments.progress import Watcher
 from credo.experiments.run_folder import RunFolder, to_json
+from credo.experiments.watchers import Watcher
 
 Stage = Literal["finished", "running", "failed", "interrupted", "waiting"]
 EVERY: Final = 2.0  # seconds between two looks at a run

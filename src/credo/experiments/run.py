@@ -13,12 +13,12 @@ from credo.experiments.ensembles import ensemble_of, ensemble_row
 from credo.experiments.methods import METHODS
 from credo.experiments.names import known, plain_name
 from credo.experiments.overrides import check_seed, check_training, whole_number, with_overrides
-from credo.experiments.progress import Watcher
 from credo.experiments.recipe import Recipe, Row, Training
 from credo.experiments.results import Result
 from credo.experiments.run_folder import RunName
 from credo.experiments.streams import METHODS as STREAM_METHODS
 from credo.experiments.train import train
+from credo.experiments.watchers import Watcher
 
 SIZES: Final = ("cpu", "paper")
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from credo.data.batches import Batches
 from credo.errors import InvalidValue
 from credo.experiments.learners import BatchLearner, Outcome
-from credo.experiments.progress import Watcher
 from credo.experiments.ranks import Ranks
 from credo.experiments.run_folder import LogRow
+from credo.experiments.watchers import Watcher
 from credo.optim import TemperingSchedule
 
 BUFFER: Final = "buffer."

@@ -24,7 +24,6 @@ from credo.experiments.build import build_model, options_of, splits_of
 from credo.experiments.checkpoint import FORMAT_VERSION, Checkpoints, write_signed
 from credo.experiments.methods import method_of
 from credo.experiments.names import known
-from credo.experiments.progress import Watcher
 from credo.experiments.ranks import Ranks
 from credo.experiments.recipe import Setting, TaskStream, Training
 from credo.experiments.run_folder import (
@@ -35,6 +34,7 @@ from credo.experiments.run_folder import (
     provenance,
 )
 from credo.experiments.state import Work
+from credo.experiments.watchers import Watcher
 from credo.models import MLP
 from credo.optim import VOGN, BayesByBackprop
 from credo.posterior import Posterior

@@ -33,7 +33,6 @@ from credo.experiments.checkpoint import (
 from credo.experiments.learners import Material
 from credo.experiments.methods import method_of
 from credo.experiments.overrides import check_resume, check_seed, check_training
-from credo.experiments.progress import Watcher
 from credo.experiments.ranks import Ranks
 from credo.experiments.recipe import Training
 from credo.experiments.results import Result, final_posterior, load_result, write_result
@@ -42,6 +41,7 @@ from credo.experiments.state import RunState, Work, private_randomness
 from credo.experiments.stopping import Stop, StopRequest, stop_request
 from credo.experiments.streams import stream_of
 from credo.experiments.tasks import Evaluator, Predicted, task_of
+from credo.experiments.watchers import Watcher
 
 
 class Augmented(Protocol):

@@ -5,6 +5,7 @@ Some examples are unfolded at a time, and some rᵢ are in memory at a time: all
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -41,19 +42,21 @@ def empty_sums(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
 def weight_sums_reference(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
     """(Σᵢrᵢ, Σᵢrᵢ²) as from the C++ kernel."""
     sums = empty_sums(x, g, at)
-    of_weight = [own.view(at.groups, -1, x.shape[1] // at.groups, at.taps) for own in sums]
+    inside = x.shape[1] // at.groups
+    weights = [own.view(at.groups, -1, inside, at.taps) for own in sums]
     grads = g.reshape(len(g), at.groups, g.shape[1] // at.groups, -1)  # (M, G, O, P)
-    places = (
-        grads.shape[3] * at.taps * at.groups * x.element_size()
-    )  # bytes of one unfolded channel of all groups
-    channels = max(1, min(x.shape[1] // at.groups, COLUMNS // places))
-    examples = max(1, COLUMNS // (places * channels))
+    place = grads.shape[3] * x.element_size()
+    channels = max(1, min(inside, COLUMNS // (place * at.taps)))  # of each group
+    line = place * padded_line(channels * at.taps)
+    groups = max(1, min(at.groups, COLUMNS // line))
+    examples = max(1, COLUMNS // (line * groups))
     for own_x, own_grads in zip(torch.split(x, examples), torch.split(grads, examples), strict=True):
-        by_group = own_x.reshape(len(own_x), at.groups, -1, *x.shape[2:])
-        for c in range(0, by_group.shape[2], channels):
-            columns = unfolded(by_group[:, :, c : c + channels], g.shape[2:], at)
-            total, squares = (own[:, :, c : c + channels].flatten(2) for own in of_weight)
-            add_products(own_grads, columns, total, squares)
+        by_group = own_x.reshape(len(own_x), at.groups, inside, *x.shape[2:])
+        for i, c in product(range(0, at.groups, groups), range(0, inside, channels)):
+            some, seen = slice(i, i + groups), slice(c, c + channels)
+            columns = unfolded(by_group[:, some, seen], g.shape[2:], at)
+            total, squares = (own[some, :, seen].flatten(2) for own in weights)
+            add_products(own_grads[:, some], columns, total, squares)
     return sums
 
 

@@ -153,7 +153,7 @@ class BayesianOptimizer(Socket):
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
         if irregular is not None:
             self._gathered.factors = irregular.factors if irregular.passes == 1 else ()
-            self._gathered.unscaled = Unscaled(irregular.factors, parameters)
+            self._gathered.unscaled = Unscaled(irregular.outer, parameters)
         return examples
 
     @final

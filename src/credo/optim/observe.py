@@ -128,7 +128,7 @@ class ForwardObserver(TorchFunctionMode, ABC):
         if self._witness is not None:
             self.irregular = self.irregular or Irregular()
             self.irregular.pass_begins(self._witness)
-        factors = () if is_mean is not None else self._read_factors(call, examples)
+        factors, outer = ((), ()) if is_mean is not None else self._read_factors(call, examples)
         if is_mean and self._reduction == "mean":
             if self._whole not in (-1, self.forward_number):
                 self._refuse_several_means()
@@ -144,22 +144,22 @@ class ForwardObserver(TorchFunctionMode, ABC):
             if p.grad is not None:
                 self._witness = (p, p.grad._version)
                 break
-        if factors or self.irregular is not None:
+        if outer or self.irregular is not None:
             self.irregular = self.irregular or Irregular()
-            self.irregular.pass_ends(factors, self._subjects.watched.values())
+            self.irregular.pass_ends(factors, outer, self._subjects.watched.values())
         self.examples += examples
         self.loss = added_loss(self.loss, call)
         self._went_back = True
         return result
 
-    def _read_factors(self, call: EngineCall, examples: int) -> tuple[Factor, ...]:
-        """By what a loss was multiplied that is certainly a mean."""
+    def _read_factors(self, call: EngineCall, examples: int) -> tuple[tuple[Factor, ...], tuple[Factor, ...]]:
+        """By what a loss was multiplied that is certainly a mean; and by what, whatever it is."""
         factors, below = outer_factors(call.roots, call.seeds)
         if self._reduction != "mean" or not takes_mean(below):
-            return ()
+            return (), tuple(factors)
         if self.counted:
             refuse_number_of_examples(factors, examples, self._subjects.factors)
-        return tuple(factors)
+        return tuple(factors), tuple(factors)
 
     def _refuse_several_means(self) -> None:
         """The sum of the means of several forward passes is no mean, unless the gradients of the others are gone."""

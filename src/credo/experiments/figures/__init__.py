@@ -19,7 +19,7 @@ from credo.errors import CredoError
 from credo.experiments.build import RunData
 from credo.experiments.figures.calibration import FEW, calibration_curves, entropy_histograms, reliability
 from credo.experiments.figures.curves import average_accuracy, sensitivity, training_curves
-from credo.experiments.figures.inputs import data_of, overview, uncertain_inputs
+from credo.experiments.figures.least_certain import data_of, overview, uncertain_inputs
 from credo.experiments.figures.style import save, svg
 from credo.experiments.names import known
 from credo.experiments.results import Result

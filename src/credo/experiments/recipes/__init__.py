@@ -10,14 +10,14 @@ from credo.experiments.recipe import Recipe
 from credo.experiments.recipes import (
     baselines,
     continual_mnist,
-    digits,
+    demonstration,
     paper_figures,
     table1_cifar10,
     table1_imagenet,
 )
 
 FILES: Final = (
-    digits,
+    demonstration,
     table1_cifar10,
     table1_imagenet,
     baselines,

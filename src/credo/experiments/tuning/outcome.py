@@ -35,6 +35,14 @@ CLASSES: Final = {
     "adamw": "torch.optim.AdamW",
     "sgd": "torch.optim.SGD",
     "mc_dropout": "torch.optim.SGD",
+    "swag": "torch.optim.SGD",
+    "laplace": "torch.optim.AdamW",
+}
+AFTERWARDS: Final = {  # what makes a posterior of the weights that a torch optimiser finds
+    "mc_dropout": "posterior = credo.DropoutPosterior(model)",
+    "swag": "swag = credo.SWAG(model{rank}); after each epoch{collect_from} swag.collect(model), at the end "
+    "swag.load_mean(model, loader) and posterior = swag.posterior()",
+    "laplace": "posterior = credo.laplace(model, loader, {structure}{precision}{labels})",
 }
 
 
@@ -178,7 +186,8 @@ def constructor(training: Training) -> str:
         options = method_of(method).options
         betas = tuple(settings.pop(name, options[name]) for name in ("beta1", "beta2"))
         settings["betas"] = betas  # type: ignore[assignment]
-    if method in ("sgd", "mc_dropout"):
+    after = {name: settings.pop(name) for name in method_of(method).approximation_options if name in settings}
+    if CLASSES[method] == "torch.optim.SGD":
         settings.setdefault("momentum", 0.9)  # a recipe's default, not torch's
     if not own:
         settings.setdefault("lr", method_of(method).options["lr"])  # type: ignore[arg-type]
@@ -190,10 +199,28 @@ def constructor(training: Training) -> str:
         lines += [f'    group["{name}"] *= {value!r}' for name, value in factors.items()]
     if not own and settings.get("weight_decay"):
         lines.append("# normalisation layers had no weight decay")
+    if method in AFTERWARDS:
+        lines.append(f"# then: {afterwards(method, after)}")
     if training.model_options:
         options_text = ", ".join(f"{name}={value!r}" for name, value in training.model_options.items())
         lines.append(f"# the model was built with {options_text}")
     return "\n".join(lines)
+
+
+def afterwards(method: str, options: Mapping[str, Setting]) -> str:
+    """The words on how the posterior is made; recipes have defaults of their own."""
+    if method == "swag":
+        rank = f", rank={options['rank']}" if "rank" in options else ""
+        first = options.get("collect_from", 1)
+        return AFTERWARDS[method].format(rank=rank, collect_from=f" from {first} on" if first != 1 else "")
+    if method == "laplace":
+        precision = options.get("precision", "auto")
+        return AFTERWARDS[method].format(
+            structure=repr(options.get("structure", "last_layer")),
+            precision="" if precision == "auto" else f", {precision!r}",
+            labels=f", labels={options['labels']!r}" if "labels" in options else "",
+        )
+    return AFTERWARDS[method]
 
 
 def outcome(base: Training, finished: "Sequence[FrozenTrial]", folder: Path) -> Tuned:

@@ -17,7 +17,7 @@ from credo.data.batches import Batches
 from credo.data.examples import Examples, Splits
 from credo.errors import InvalidType, InvalidValue, NonFiniteError
 from credo.experiments.build import RunData, build_model, learning_rate, run_data, splits_of, tempering
-from credo.experiments.learners import BatchLearner
+from credo.experiments.learners import BatchLearner, Material
 from credo.experiments.methods import method_of
 from credo.experiments.overrides import check_seed, whole_number
 from credo.experiments.recipe import Training
@@ -49,6 +49,10 @@ class DataSource(ABC):
     @abstractmethod
     def begin(self, seed: int, device: torch.device) -> "Iterable[tuple[Tensor, Tensor]]":
         """For one trial: each pass over it is an epoch. Every trial sees the same batches."""
+
+    @abstractmethod
+    def material(self, task: PredictionTask, seed: int, device: torch.device) -> Material:
+        """For what makes a posterior of the weights after training."""
 
     @abstractmethod
     def predict(
@@ -91,6 +95,15 @@ class ExampleSource(DataSource):
             device=device,
         )
 
+    def material(self, task: PredictionTask, seed: int, device: torch.device) -> Material:
+        data = self._data
+
+        def batches(part: Examples, shuffle: bool) -> Batches:
+            how = {"shuffle": shuffle, "normalise": data.normalise, "device": device}
+            return Batches(part, self._batch_size, seed=seed, **how)  # type: ignore[arg-type]
+
+        return Material(lambda: batches(data.train, True), lambda: batches(data.test, False), task, seed)
+
     def predict(
         self,
         task: PredictionTask,
@@ -130,6 +143,10 @@ class LoaderSource(DataSource):
         for generator, state in self._generators:  # as they were before the first trial
             generator.set_state(state)
         return PlacedBatches(self._train, device)
+
+    def material(self, task: PredictionTask, seed: int, device: torch.device) -> Material:
+        train, validation = (PlacedBatches(part, device) for part in (self._train, self._validation))
+        return Material(lambda: train, lambda: validation, task, seed)
 
     def predict(
         self,
@@ -338,6 +355,9 @@ def train_once(problem: Problem, training: Training, seed: int, report: Report) 
                 if temper is not None:
                     temper.step()
                 step += 1
+            learner.epoch_ended(epoch)
+            if epoch == training.epochs:
+                learner.conclude(source.material(task, seed, device))
             if epoch in reported:
                 found = source.predict(task, model, learner.posterior(), training.samples, seed, device)
                 if not all(bool(value.isfinite().all()) for value in found.values()):
