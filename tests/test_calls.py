@@ -33,12 +33,12 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "VOGN": Budget(197, 14, 44),
-    "OGN": Budget(187, 13, 44),
-    "IVON": Budget(318, 14, 115),
+    "VOGN": Budget(196, 14, 44),
+    "OGN": Budget(186, 13, 44),
+    "IVON": Budget(317, 14, 115),
     "KFAC": Budget(656, 19, 245),
     "NoisyKFAC": Budget(778, 20, 287),
-    "BayesByBackprop": Budget(314, 17, 115),
+    "BayesByBackprop": Budget(313, 17, 113),
 }
 
 

@@ -37,7 +37,7 @@ from credo.optim import arguments, checks, monitor
 from credo.optim.accumulation import Held
 from credo.optim.closures import finish_closure
 from credo.optim.groups import RunningStatistics, parameter_names
-from credo.optim.relative import averaging_weight, can_average
+from credo.optim.relative import can_average
 from credo.optim.socket import Socket
 from credo.optim.statistics import Observation, StepStatistics
 from credo.posterior import Posterior
@@ -62,11 +62,7 @@ def hooked(step: Step) -> Step:
 
 
 class BayesianOptimizer(Socket):
-    """A torch optimiser whose state is a posterior.
-
-    Tunables are in `param_groups`, learned values in `state[p]`; `settings` hold for all groups and
-    `counters` count. All of them survive `state_dict`, `deepcopy` and pickling.
-    """
+    """A torch optimiser whose state is a posterior."""
 
     _block: object = None  # what only the block that was opened last knows
     _left: dict[int, tuple[Any, int]]  # what the last step left in .grad: by id, the tensor and its version
@@ -165,18 +161,23 @@ class BayesianOptimizer(Socket):
         """Puts the means back, unless an update follows at once."""
         if self._running is not None and self._running.changed:
             self._running.restore()
-        if not self._backup.late:
+        if self._backup.away and not self._backup.late:
             self._backup.restore()
 
     @final
     def _slow_statistics(self) -> None:
         """Where the mean is an average of iterates, running statistics are averages over the same steps."""
-        eta, own = self.settings.get("averaging", 0.0), self._running
-        if own is None:
-            averages = eta and any(map(can_average, self.param_groups))
-            own = self._running = RunningStatistics(self._module_now() if averages else None)
-        if own.layers:
-            own.slow(averaging_weight(eta, self.counters["step"]) / self.settings["mc_samples"])
+        if self._running is None:
+            averages = self.settings.get("averaging", 0.0) and any(map(can_average, self.param_groups))
+            self._running = RunningStatistics(self._module_now() if averages else None)
+        if self._running.layers:
+            self._running.slow(self._averaging_weight() / self.settings["mc_samples"])
+
+    @final
+    def _averaging_weight(self) -> float:
+        """w of the iterate in a mean that is an average of iterates, at this step; 1 without an average."""
+        eta = self.settings.get("averaging", 0.0)
+        return float((eta + 1) / (self.counters["step"] + 1 + eta)) if eta else 1.0
 
     # Steps
 
@@ -206,10 +207,7 @@ class BayesianOptimizer(Socket):
             loss = self._step(closure)
         finally:
             self._backup.late = False
-            if self._backup.away:
-                self._backup.restore()
-            if self._running is not None and self._running.changed:
-                self._running.restore()
+            self._end_block()
             if self._inside == threading.get_ident():  # an interrupt as a block began or ended
                 self._inside = None
         self._report(loss)
@@ -305,6 +303,8 @@ class BayesianOptimizer(Socket):
         mean_loss = self.settings["reduction"] == "mean" or gathered.vectorized
         summed = gathered.samples * (1 if mean_loss else gathered.examples / gathered.samples)
         gathered.gradient_unit = 1 / (summed * gathered.gradient_scale)
+        if self.settings.get("averaging"):
+            gathered.weight = self._averaging_weight()
         if not self._update(gathered):
             self._monitor.refused(self, gathered, loss)
             checks.count_refused(self.counters)
@@ -420,7 +420,8 @@ class BayesianOptimizer(Socket):
         It must not hold the optimiser, which holds it: garbage for the collector would be the end of both.
         """
         known = self._watched
-        if known is None or not identical(list(known.watched.values()), parameters):
+        own = () if known is None else tuple(known.watched.values())
+        if known is None or len(own) != len(parameters) or not all(map(is_, own, parameters)):
             names = partial(parameter_names, self.param_groups)
             self._watched = known = WatchedParameters(parameters, (), names, self._module)
         return known
@@ -496,8 +497,3 @@ class Block(AbstractContextManager[Observation]):
             own._gathered = own._nothing_gathered()
         for k, p in enumerate(self._parameters):
             p.grad = None if self._before is None else self._before[k]
-
-
-def identical(one: list[Any], other: list[Any]) -> bool:
-    """Whether two rows hold the same objects. Equal tensors are not enough, and comparing them would take long."""
-    return len(one) == len(other) and all(map(is_, one, other))

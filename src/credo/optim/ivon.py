@@ -37,7 +37,6 @@ from credo.optim.relative import (
     TINY,
     TensorNumbers,
     averaging_of,
-    averaging_weight,
     can_average,
     check_relative,
     ivon_options,
@@ -279,9 +278,8 @@ class IVON(DiagonalOptimizer):
             [state["prior_mean"] for state in states] if "prior_mean" in states[0] else None,
             numbers,
         )
-        weight = averaging_weight(self.settings["averaging"], self.counters["step"])
         for mean, offset, iterate in zip(means, offsets, iterates, strict=False):
-            new = averaged(mean, iterate, weight)
+            new = averaged(mean, iterate, gathered.weight)
             mean.copy_(new[0])
             offset.copy_(new[1])
 

@@ -78,11 +78,6 @@ def averaging_of(eta: float | None, lr: float | Tensor | None) -> float:
     return arguments.number("averaging", eta, 0, math.inf)
 
 
-def averaging_weight(eta: float, step: int) -> float:
-    """w at the step with this number, the first being 0; 1 without an average."""
-    return float((eta + 1) / (step + 1 + eta)) if eta else 1.0
-
-
 def can_average(group: Mapping[str, Any]) -> bool:
     """Whether means of this group can be averages: with less than single precision, offsets would be rounded away."""
     return all(p.dtype in (torch.float32, torch.float64) for p in group["params"])

@@ -22,7 +22,6 @@ from credo.optim.relative import (
     SMALLEST_SQUARE,
     TINY,
     TensorNumbers,
-    averaging_weight,
     check_relative,
     own_options,
     take_absolute,
@@ -228,7 +227,6 @@ class GroupRows(NamedTuple):
     lists: dict[str, TensorList | None]  # what the states have by a name; None where not all of them have it
     numbers: TensorNumbers  # α, γ, τ and δ of each
     priors: list[float] | list[Tensor]  # δ̃
-    weight: float  # w of a new iterate in the mean, where that is an average
     places: range  # of those with noise, among all of them
     scale: list[float]  # τ/N, of those with noise
     shift: list[float] | list[Tensor]  # δ̃ + γ, of those with noise
@@ -315,13 +313,12 @@ class DiagonalOptimizer(RelativeOptimizer):
                 shift = list(torch._foreach_add(shift, own.damping))
             else:
                 shift = [prior + gamma for prior, gamma in zip(shift, own.damping, strict=True)]
-        weight = averaging_weight(self.settings.get("averaging", 0.0), self.counters["step"])
         aligned = known and not (
             relative and 0.0 in [known_scale[2] for known_scale in scales if known_scale]
         )
         complete = aligned and None not in (lists["curvature"], lists.get("momentum", parameters))
         return GroupRows(
-            group, parameters, rows, lists, own, priors, weight, places, scale, shift, relative, complete
+            group, parameters, rows, lists, own, priors, places, scale, shift, relative, complete
         )
 
     def _catch_up(self) -> None:

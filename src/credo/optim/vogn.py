@@ -160,7 +160,7 @@ class _GaussNewton(DampedOptimizer, DiagonalOptimizer):
                 prior_means,
                 update.VOGNNumbers(
                     *(rows.numbers.lr, rows.group["momentum"], rows.group["ema_rate"], rows.numbers.damping),
-                    *(gathered.gradient_unit, squares_unit, rows.weight),
+                    *(gathered.gradient_unit, squares_unit, gathered.weight),
                 ),
                 offsets,
                 self._backup,

@@ -26,7 +26,7 @@ from credo.optim import VOGN, BayesianOptimizer
 from credo.posterior import Posterior, load_posterior
 from credo.sklearn import conformal
 from credo.sklearn.module import Build, Scaled, check_outputs, dtype_of, network
-from credo.sklearn.training import Budget, Problem, Trained, train
+from credo.sklearn.training import FitBudget, FitProblem, Trained, train
 from credo.validate import positive, whole
 
 FORMAT = 1  # of saved estimators
@@ -96,7 +96,7 @@ class VariationalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-
         """How many numbers the network answers with."""
 
     @abstractmethod
-    def _problem(self, features: Tensor, targets: Tensor) -> Problem:
+    def _problem(self, features: Tensor, targets: Tensor) -> FitProblem:
         """The losses of the examples that are trained on."""
 
     @abstractmethod
@@ -182,7 +182,7 @@ class VariationalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-
                 return self._nll(posterior, features[held], targets[held], few)
 
         problem = self._problem(features[rows], targets[rows])
-        budget = Budget(self.max_iter, self.batch_size, self.n_iter_no_change)
+        budget = FitBudget(self.max_iter, self.batch_size, self.n_iter_no_change)
         trained = train(optimizer, problem, len(rows), order, budget, validate)
         if validate is not None and trained.epochs == self.max_iter and self.early_stopping:
             last = len(trained.validation) - 1 - trained.validation.index(min(trained.validation))

@@ -11,7 +11,7 @@ from credo.optim import BayesianOptimizer
 from credo.posterior import Posterior
 
 
-class Problem(Protocol):
+class FitProblem(Protocol):
     """What is trained on: standardised features and targets."""
 
     def losses(self, rows: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ class Problem(Protocol):
         """Between two passes over the data."""
 
 
-class Budget(NamedTuple):
+class FitBudget(NamedTuple):
     epochs: int
     batch_size: int
     patience: int  # epochs without a better validation NLL
@@ -36,10 +36,10 @@ class Trained(NamedTuple):
 
 def train(
     optimizer: BayesianOptimizer,
-    problem: Problem,
+    problem: FitProblem,
     examples: int,
     order: numpy.random.Generator,
-    budget: Budget,
+    budget: FitBudget,
     validate: Callable[[Posterior], float] | None,
 ) -> Trained:
     """Runs the epochs; with `validate` the posterior with the least validation NLL is the one that is kept."""
