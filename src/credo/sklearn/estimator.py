@@ -319,8 +319,8 @@ class VariationalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-
 
 
 def default_optimizer(module: torch.nn.Module, **options: Any) -> BayesianOptimizer:
-    """VOGN with a weight decay of 3/N: tables are often small. The prior N(0, 1/30) is tempered by 1/10."""
-    return VOGN(module, tempering=0.1, prior_precision=30.0, **options)
+    """VOGN with a weight decay of 3/N: tables are often small. The prior N(0, 1/100) is tempered by 0.03."""
+    return VOGN(module, tempering=0.03, prior_precision=100.0, **options)
 
 
 def prior(logarithm: float) -> float:
