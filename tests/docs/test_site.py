@@ -94,7 +94,8 @@ def test_cells_and_small_sizes() -> None:
 
 def test_docstrings_become_lists_and_blocks() -> None:
     docstrings = pytest.importorskip("docstrings", reason="griffe comes with the extra docs")
-    text = "Title.\n\n    code[0]\n\nlr, mu: α, of a[i][j]\n    and more (docs/defaults.md).\nseed: s\n\n>>> f(1)\n2\n\nEnd."
+    arguments = "lr, mu: α, of a[i][j]\n    and more (docs/defaults.md).\nseed: s"
+    text = f"Title.\n\n    code[0]\n\n{arguments}\n\n>>> f(1)\n2\n\nEnd."
     assert docstrings.to_markdown(text).splitlines() == [
         *("Title.", "", "    code[0]", "", ""),
         *("- `lr`, `mu`: α, of a\\[i]\\[j]", "    and more ([defaults](../defaults.md)).", "- `seed`: s"),
