@@ -125,3 +125,12 @@ def test_distributed_tensors_are_refused_by_name(method):
     finally:
         dist.destroy_process_group()
     assert isinstance(torch.ones(1), torch.Tensor)
+
+
+@pytest.mark.parametrize("layer", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+@pytest.mark.parametrize("method", [credo.VOGN, credo.IVON, credo.BayesByBackprop, credo.KFAC])
+def test_rows_that_a_forward_pass_shortens_are_refused(method, layer):
+    """The sample would be shortened, and the mean stay as it is."""
+    model = torch.nn.Sequential(layer(10, 4, max_norm=0.5))
+    with pytest.raises(credo.errors.UnsupportedOperation, match=r"max_norm of 0 .*torch\.renorm"):
+        method(model, data_size=50)

@@ -140,11 +140,19 @@ def _refuse(model: nn.Module) -> None:
     refuse_opaque(model)
     for name, parameter in model.named_parameters():
         _refuse_lazy(name, parameter)
-    sparse = [
-        f"{name or 'the model'} ({type(part).__name__})"
+    embeddings = {
+        f"{name or 'the model'} ({type(part).__name__})": part
         for name, part in model.named_modules()
-        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and (part.sparse or part.scale_grad_by_freq)
-    ]
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag))
+    }
+    renormed = [name for name, part in embeddings.items() if part.max_norm is not None]
+    if renormed:
+        raise UnsupportedOperation(
+            f"max_norm of {', '.join(renormed)} shortens rows of the weight in each forward pass. Here that is a sample "
+            "of the weight, and the mean would not change. Build the layers without; shorten the mean after a step: "
+            "torch.renorm(weight, 2, 0, max_norm)."
+        )
+    sparse = [name for name, part in embeddings.items() if part.sparse or part.scale_grad_by_freq]
     if sparse:
         raise UnsupportedOperation(
             f"no exact squared gradient for {', '.join(sparse)}: sparse=True and scale_grad_by_freq=True are not "
