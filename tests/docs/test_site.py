@@ -17,9 +17,9 @@ API = sorted((pages.DOCS / "api").glob("*.md"))
 TUTORIALS = sorted((pages.DOCS / "tutorials").glob("*.py"))
 SUBMODULES = (
     *("optim", "posterior", "predict", "calibration", "baselines", "metrics", "continual", "data"),
-    *("models", "distributed", "experiments", "kernels"),
+    *("models", "distributed", "experiments", "kernels", "sklearn"),
 )
-MODULES = {*SUBMODULES, "errors"}  # have a page each
+MODULES = {*SUBMODULES, "errors", "integrations"}  # have a page each
 
 
 def public_names() -> list[str]:

@@ -87,7 +87,12 @@ def _products(factors: Sequence[Factor]) -> Iterable[float]:
 
 
 def refuse_number_of_examples(factors: Sequence[Factor], examples: int, constants: set[float]) -> None:
-    """A mean that was multiplied by the number of its examples is a sum. `constants` were there at other numbers."""
+    """A mean that was multiplied by the number of its examples is a sum. `constants` were there at other numbers.
+
+    Divided by the number of all examples as well it is its share of the mean of all micro-batches.
+    """
+    if math.prod(factor.value for factor in factors) < 1 + 1e-6:
+        return
     for product in set(_products(factors)):
         if examples > 1 and product not in constants and abs(product / examples - 1) < 1e-6:
             raise UnsupportedOperation(

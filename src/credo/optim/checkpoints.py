@@ -15,7 +15,7 @@ from credo.errors import InvalidValue, VersionError
 
 VERSION = 1
 SCALE = (
-    "scale"  # three numbers of a tensor, read at every step: in main memory, whatever the parameter's device
+    "scale"  # a few numbers of a tensor, read at every step: in main memory, whatever the parameter's device
 )
 # What is kept beside a parameter and has a shape of its own.
 FACTORS = (

@@ -148,9 +148,9 @@ def _refuse(model: nn.Module) -> None:
     renormed = [name for name, part in embeddings.items() if part.max_norm is not None]
     if renormed:
         raise UnsupportedOperation(
-            f"max_norm of {', '.join(renormed)} shortens rows of the weight in each forward pass. Here that is a sample "
-            "of the weight, and the mean would not change. Build the layers without; shorten the mean after a step: "
-            "torch.renorm(weight, 2, 0, max_norm)."
+            f"max_norm of {', '.join(renormed)} shortens rows of the weight in each forward pass. Here that is a "
+            "sample of the weight, and the mean would not change. Build the layers without; shorten the mean after a "
+            "step: torch.renorm(weight, 2, 0, max_norm)."
         )
     sparse = [name for name, part in embeddings.items() if part.sparse or part.scale_grad_by_freq]
     if sparse:

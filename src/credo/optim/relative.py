@@ -5,10 +5,13 @@ first minibatch, an alignment a = rms(ĝ)/√h̄: 1 if all examples pull alike, 
 data size times ρ, L the number of weight matrices with noise, and G the growth of the noise, 1 at first:
 
     γ = c·h̄                     c = 0.2: a small part of the precision is the tensor's mean, the rest each weight's own
-    α = r·√v·(h̄ + γ)/(a·√h̄)     r = 0.006: a plain step moves a tensor by about r of its size
+    α = r·√u·(h̄ + γ)/(a·√h̄)     r = 0.006: a plain step moves a tensor by about r of its size
     τ = κ²·v·N·(h̄ + γ)          the noise is κ of the weights, whatever N and the curvature are
     κ = 0.3/√L·G                relative noise adds up over layers, so that of each falls with √L
     δ = 1/v                     a prior as wide as the weights at the start; no weight has more noise than that
+
+u is v, but for matrices that start small (adapters at zero, weights of 0.02 whatever the width), which have to grow: it
+is at least 0.8/(3·inputs) of the tensor, about what torch gives a layer.
 
 G grows while the training loss is well below what it was when the examples had been seen a few times (`Progress`), if
 the loss is a likelihood (cross-entropy and the like). A squared error leaves the variance of the observations open,
@@ -32,6 +35,7 @@ KRONECKER_DAMPING = (
 NOISE = 0.3  # κ√L at the start
 AVERAGING = 8.0  # η: the mean is over the last ninth of all steps or so
 FOLLOWED = 0.1  # weight of the newest gradient in its mean square, where that is followed
+USUAL_SIZE = 0.8  # of the mean square that torch gives a layer; below it a start counts as small
 SMALLEST_SQUARE = 1e-4  # v of what starts at zero, such as biases
 NOTHING = 1e-12  # mean square of a matrix that starts at zero
 TINY = 1e-30  # h̄ of a tensor without any gradient

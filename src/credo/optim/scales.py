@@ -21,6 +21,7 @@ from credo.optim.relative import (
     NOTHING,
     SMALLEST_SQUARE,
     TINY,
+    USUAL_SIZE,
     TensorNumbers,
     check_relative,
     own_options,
@@ -28,7 +29,8 @@ from credo.optim.relative import (
 )
 
 Averaged = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]
-Scale = Tensor  # v, h̄ and a of one tensor, in float64 and main memory; a is 0 before the first gradient
+# v, h̄, a and u of one tensor, in float64 and main memory; a is 0 before the first gradient, states of old have no u.
+Scale = Tensor
 
 
 def is_relative(group: Mapping[str, Any]) -> bool:
@@ -44,7 +46,7 @@ def is_relative(group: Mapping[str, Any]) -> bool:
 def numbers(
     group: Mapping[str, Any], scales: Sequence[Sequence[float] | None], data_size: float, growth: float
 ) -> TensorNumbers:
-    """α, γ, τ and δ of tensors in a group, a list of each: as given, or by the rule from v, h̄ and a of the tensor."""
+    """α, γ, τ and δ of tensors in a group, a list of each: as given, or by the rule from the tensor's v, h̄, a, u."""
     given = float(group["lr"]), float(group.get("damping", 0.0)), float(group["tempering"])
     relative_lr, relative_damping = group["relative_lr"], group.get("relative_damping")
     noise, prior = group["noise"], group["prior_precision"]
@@ -52,11 +54,12 @@ def numbers(
     for scale in scales:
         lr, damping, tempering, precision = *given, prior
         if scale is not None:  # else of a group without relative numbers
-            square, curvature, alignment = scale
+            square, curvature, alignment = scale[:3]
             if relative_damping:
                 damping *= curvature
             if relative_lr:
-                lr *= math.sqrt(square / curvature) * (curvature + damping) / alignment if alignment else 0.0
+                usual = scale[-1] if len(scale) > 3 else square
+                lr *= math.sqrt(usual / curvature) * (curvature + damping) / alignment if alignment else 0.0
             if noise is not None:
                 kappa = noise * growth
                 tempering *= min(1.0, kappa**2 * square * data_size * (curvature + damping))
@@ -77,24 +80,31 @@ def measure(weight: Tensor, curvature: Tensor, gradient: Tensor | None = None) -
     return torch.stack([weight.detach().double().square().sum(), curvature.double().sum(), squares])
 
 
-def scale_of(sums: Tensor, weights: int, matrix: bool) -> Scale:
-    """From `measure` of a tensor, or the sum of it over its parts, with so many weights."""
+def scale_of(sums: Tensor, weights: int, shape: torch.Size) -> Scale:
+    """From `measure` of a tensor of this shape, or the sum of it over its parts, with so many weights."""
     square, curvature, gradient = (max(number, 0.0) / max(weights, 1) for number in sums.tolist())
     mean = max(curvature, TINY)
     alignment = min(max(math.sqrt(gradient / mean), 1e-3), 1e3) if gradient else 0.0
-    return torch.tensor([size_of(square, matrix), mean, alignment], dtype=torch.float64)
+    v = size_of(square, len(shape) > 1)
+    return torch.tensor([v, mean, alignment, usual_square(v, shape)], dtype=torch.float64)
 
 
 def start_scale(weight: Tensor, curvature: float = 1.0) -> Scale:
     """Of a tensor that has not seen data: any curvature will do, because the noise is relative to the weights."""
     square = float(weight.detach().double().square().mean()) if weight.numel() else 0.0
-    return torch.tensor([size_of(square, weight.dim() > 1), curvature, 0.0], dtype=torch.float64)
+    v = size_of(square, weight.dim() > 1)
+    return torch.tensor([v, curvature, 0.0, usual_square(v, weight.shape)], dtype=torch.float64)
 
 
 def size_of(square: float, matrix: bool) -> float:
     """v from the mean square. A matrix has the size it has unless it starts at zero; vectors, which may start small and
     have to grow, have at least that of a weight of 0.01."""
     return square if matrix and square > NOTHING else max(square, SMALLEST_SQUARE)
+
+
+def usual_square(square: float, shape: torch.Size) -> float:
+    """u from v: at least about what torch gives a layer with as many inputs, 1/(3·inputs)."""
+    return max(square, USUAL_SIZE / (3 * max(shape[1:].numel(), 1))) if len(shape) > 1 else square
 
 
 def measure_curvature(scale: Scale, curvature: float) -> None:
@@ -113,7 +123,7 @@ def follow_growth_(scale: Scale, mean_square: float) -> None:
 
 def follow_gradient_(scale: Scale, step: int, mean_square: float, examples: float | None) -> None:
     """Without per-example gradients: a·√h̄ follows rms(ĝ), and h̄, if `examples` are given, twice the mean of M·ĝ²."""
-    _, curvature, alignment = scale.tolist()
+    curvature, alignment = scale[1:3].tolist()
     known = alignment**2 * curvature
     following = mean_square if step == 1 else known + FOLLOWED * (mean_square - known)
     if examples is not None:
@@ -372,9 +382,9 @@ class DiagonalOptimizer(RelativeOptimizer):
         self._reducer.add_parts_(both)
         counts = both[:, 3].tolist()
         for own, p, row, size in zip(states, parameters, both[:, :3], counts, strict=True):
-            new = scale_of(row, round(size), p.dim() > 1)
+            new = scale_of(row, round(size), p.shape)
             if (known := own.get(SCALE)) is not None:
-                new[0], new[2] = known[0], new[2] or known[2]
+                new[0], new[2], new[3] = known[0], new[2] or known[2], known[-1 if len(known) > 3 else 0]
             own[SCALE] = new
 
     def _measure_together(self, groups: Sequence[GroupRows]) -> None:
