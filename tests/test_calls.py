@@ -62,7 +62,9 @@ def files_of_one_step(method: str) -> list[str]:
         if event == "call" and frame.f_code.co_filename.startswith(ROOT):
             found.append(frame.f_code.co_filename.removeprefix(ROOT))
 
-    accelerate = sys.modules.pop("accelerate.state", None)  # where another test has loaded it, a step asks it something
+    accelerate = sys.modules.pop(
+        "accelerate.state", None
+    )  # where another test has loaded it, a step asks it something
     sys.setprofile(note)
     try:
         optimizer.step(closure)

@@ -22,6 +22,8 @@ LAYERS = [
     (LeNet5(), ["conv1", "conv2", "fc1", "fc2", "fc3"]),
     (AlexNet(width=4), ["conv1", "conv2", "conv3", "conv4", "conv5", "fc"]),
 ]
+
+
 def with_dropout() -> list[nn.Module]:
     with torch.random.fork_rng():
         torch.manual_seed(0)  # some of few outputs must be negative
