@@ -18,6 +18,7 @@ from benchmarks.out_of_the_box.problems import (
     Data,
     Problem,
     Recurrent,
+    Transformer,
     characters,
     cnn,
     images,
@@ -140,6 +141,18 @@ def separable(width: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 10))
 
 
+def small_start(model: nn.Module) -> nn.Module:
+    """Weights of 0.02 whatever the width, biases of zero: how language models are often initialised."""
+    for part in model.modules():
+        if isinstance(part, nn.MultiheadAttention):
+            nn.init.normal_(part.in_proj_weight, 0, 0.02)
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.normal_(part.weight, 0, 0.02)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
+    return model
+
+
 def problem(
     name: str,
     build: Callable[[], nn.Module],
@@ -238,6 +251,21 @@ FURTHER: tuple[Problem, ...] = (
         64,
         5,
         "language",
+    ),
+    problem(
+        "characters 2,000: causal transformer, weights of 0.02",
+        lambda: small_start(Transformer(64, 2, 32, 128, causal=True)),
+        lambda r: characters(32, 2_000, 500),
+        32,
+        6,
+        "language",
+    ),
+    problem(
+        "texts 2,000: transformer classifier, weights of 0.02",
+        lambda: small_start(Transformer(64, 2, 64, 10, causal=False)),
+        lambda r: topics(64, 2_000, 1_000),
+        32,
+        8,
     ),
     problem("tumours: MLP 50", lambda: mlp(30, 50, 2), lambda r: tumours(), 32, 30),
     problem("UCI yacht: MLP 50", lambda: mlp(6, 50, 1), lambda r: table("yacht", r), 16, 60, "regression"),

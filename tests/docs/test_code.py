@@ -12,9 +12,9 @@ import torch
 from tests.docs import pages
 from tests.docs.prelude import prelude
 
-ELSEWHERE = {
-    "docs/own_method.md"
-}  # tests/optim/test_own_method.py puts its blocks into a copy of the package
+# tests/optim/test_own_method.py puts the blocks of the one into a copy of the package. Those of the other need models
+# and data of other libraries: tests/integrations, tests/sklearn and the examples run such loops.
+ELSEWHERE = {"docs/own_method.md", "docs/integrations.md"}
 WITH_PYTHON = [
     path
     for path in pages.pages()

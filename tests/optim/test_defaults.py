@@ -38,19 +38,21 @@ def first_numbers(name, model, optimizer, before, gradient, squares, c=0.2, r=0.
     v = float(before.square().mean()) if before.dim() > 1 else max(float(before.square().mean()), 1e-4)
     h = float(squares.mean())
     a = max(float(gradient.square().mean().sqrt()) / math.sqrt(h), 1e-3)  # a bias before BatchNorm has none
+    u = max(v, 0.8 / (3 * before.shape[1])) if before.dim() > 1 else v
     kappa = 0.3 / math.sqrt(2)
     gamma = c * h
     return (
-        r * math.sqrt(v) * (h + gamma) / (a * math.sqrt(h)),
+        r * math.sqrt(u) * (h + gamma) / (a * math.sqrt(h)),
         gamma,
         min(1.0, kappa**2 * v * optimizer.data_size * (h + gamma)),
         1 / v,
     )
 
 
-def test_the_rule_of_vogn_at_its_first_step():
+@pytest.mark.parametrize("scale", [1.0, 0.1, 1e-3])
+def test_the_rule_of_vogn_at_its_first_step(scale):
     """μ after one step of OGN, momentum 0 and no average, from plain autograd and the formulas."""
-    model = network()
+    model = network(scale)
     before = copy.deepcopy(model)
     optimizer = credo.OGN(model, data_size=1000, momentum=0.0, averaging=0)
     optimizer.step(closure(model))
@@ -300,3 +302,41 @@ def test_a_learning_rate_of_ones_own_has_no_average(method):
     assert method(network(), 0.1, data_size=100, averaging=3).settings["averaging"] == 3.0
     with pytest.raises(credo.errors.InvalidValue, match="averaging"):
         method(network(), data_size=100, averaging=-1)
+
+
+@pytest.mark.parametrize("method", [credo.VOGN, credo.OGN, credo.IVON, credo.KFAC, credo.NoisyKFAC])
+def test_matrices_that_start_at_zero_grow_as_others_do(method):
+    """An adapter beside a fixed layer: in twenty steps it is as large as a layer's weights usually are."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(64, 8, generator=generator, dtype=torch.float64)
+    y = (x @ torch.randn(8, 3, generator=generator, dtype=torch.float64)).argmax(1)
+    model = nn.Linear(8, 3, dtype=torch.float64)
+    nn.init.zeros_(model.weight)
+    optimizer = method(model, data_size=64)
+    for _ in range(20):
+        optimizer.step(closure(model, x, y))
+    assert float(model.weight.square().mean()) > 0.1 * 0.8 / (3 * 8)
+
+
+@pytest.mark.parametrize("method", [credo.VOGN, credo.IVON, credo.KFAC])
+def test_states_from_before_go_on(method):
+    """Three numbers a tensor were saved before steps had a size of their own: they go on as they would have."""
+    model = network()
+    optimizer = method(model, data_size=1000)
+    optimizer.step(closure(model))
+    saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+    for own in saved["state"].values():
+        if "scale" in own:
+            own["scale"] = own["scale"][:3]
+    results = []
+    for state in (
+        saved,
+        optimizer.state_dict(),
+    ):  # the weights are of a usual size, so that both are the same
+        model.load_state_dict(weights)
+        other = method(model, data_size=1000)
+        other.load_state_dict(state)
+        for _ in range(4):
+            other.step(closure(model))
+        results.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
