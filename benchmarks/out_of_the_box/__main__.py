@@ -3,6 +3,7 @@
     python -m benchmarks.out_of_the_box --data DIR --jobs 2                      every problem, method and seed
     python -m benchmarks.out_of_the_box --data DIR --methods Adam VOGN --series long    those on which Adam overfits
     python -m benchmarks.out_of_the_box --data DIR --series further              those on which no default was chosen
+    python -m benchmarks.out_of_the_box --overview --out FILE                    a short table of stored runs
 
 Runs are kept in a JSON-lines file as they end; those that are there already are not run again. DIR has Fashion-MNIST,
 CIFAR-10 and the UCI sets (docs/data.md). Scores are on images cut from the training sets, never on the test sets.
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.out_of_the_box.methods import METHODS
-from benchmarks.out_of_the_box.table import table
+from benchmarks.out_of_the_box.table import overview, table
 from benchmarks.out_of_the_box.training import EVERY, one
 
 
@@ -33,6 +34,9 @@ def main() -> None:
     parser.add_argument("--series", default="default", choices=["default", "long", "further"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
+    parser.add_argument(
+        "--overview", action="store_true", help="nothing is run: a short table of what there is"
+    )
     parser.add_argument("--curve", action="store_true", help="also the NLL after every epoch")
     parser.add_argument("--out", type=Path, default=Path("out_of_the_box.jsonl"))
     options = parser.parse_args()
@@ -43,6 +47,9 @@ def main() -> None:
         and (options.problems is None or any(part in problem.name for part in options.problems))
     ]
     done = read(options.out)
+    if options.overview:
+        print(overview([line for m in options.methods for line in done if line["method"] == m]))
+        return
     known = {(line["problem"], line["method"], line["seed"]) for line in done}
     wanted = [
         (name, method, seed) for seed in range(options.seeds) for name in chosen for method in options.methods

@@ -270,10 +270,24 @@ FURTHER: tuple[Problem, ...] = (
     problem("tumours: MLP 50", lambda: mlp(30, 50, 2), lambda r: tumours(), 32, 30),
     problem("UCI yacht: MLP 50", lambda: mlp(6, 50, 1), lambda r: table("yacht", r), 16, 60, "regression"),
     problem(
-        "UCI wine: MLP 50-50", lambda: mlp(11, 50, 50, 1), lambda r: table("wine", r), 32, 20, "regression"
+        "UCI wine: MLP 50-50",
+        lambda: mlp(11, 50, 50, 1),
+        lambda r: table("wine-quality-red", r),
+        32,
+        20,
+        "regression",
     ),
-    problem("UCI power: MLP 50", lambda: mlp(4, 50, 1), lambda r: table("power", r), 64, 8, "regression"),
-    problem("UCI boston: MLP 50", lambda: mlp(13, 50, 1), lambda r: table("boston", r), 32, 40, "regression"),
+    problem(
+        "UCI power: MLP 50", lambda: mlp(4, 50, 1), lambda r: table("power-plant", r), 64, 8, "regression"
+    ),
+    problem(
+        "UCI boston: MLP 50",
+        lambda: mlp(13, 50, 1),
+        lambda r: table("bostonHousing", r),
+        32,
+        40,
+        "regression",
+    ),
     problem(
         "UCI concrete, targets of 30 ± 10: MLP 50",
         lambda: mlp(8, 50, 1),

@@ -66,3 +66,36 @@ def table(lines: Sequence[Line]) -> str:
     text += ["", "| | holds beside Adam | better NLL | problems |", "|---|---|---|---|"]
     text += [f"| {method} | {held} | {better} | {count} |" for method, (held, better, count) in tally.items()]
     return "\n".join(text)
+
+
+def overview(lines: Sequence[Line]) -> str:
+    """One row a problem, NLL / accuracy or RMSE of each method, the share of VOGN's; then who holds beside Adam."""
+    methods = list(dict.fromkeys(line["method"] for line in lines))
+    problems = list(dict.fromkeys(line["problem"] for line in lines))
+    rows = {
+        (problem, method): means(own)
+        for problem in problems
+        for method in methods
+        if (own := [line for line in lines if (line["problem"], line["method"]) == (problem, method)])
+    }
+    text = [f"| problem | {' | '.join(methods)} | share |", "|---" * (len(methods) + 2) + "|"]
+    for problem in problems:
+        cells = [_cell(rows.get((problem, method))) for method in methods]
+        share = rows.get((problem, "VOGN"), {}).get("curvature_share")
+        text.append(f"| {problem} | {' | '.join(cells)} | {'–' if share is None else f'{share:.2f}'} |")
+    text += ["", "| | holds beside Adam | better NLL | problems | not |", "|---|---|---|---|---|"]
+    for method in methods[1:]:
+        pairs = {p: (rows[p, "Adam"], rows[p, method]) for p in problems if (p, method) in rows}
+        missed = [p for p, (adam, row) in pairs.items() if not holds(row, adam)]
+        better = sum("nll" in row and row["nll"] < adam["nll"] for adam, row in pairs.values())
+        text.append(
+            f"| {method} | {len(pairs) - len(missed)} | {better} | {len(pairs)} | {'; '.join(missed)} |"
+        )
+    return "\n".join(text)
+
+
+def _cell(row: Line | None) -> str:
+    if row is None or "error" in row:
+        return "–" if row is None else "error"
+    score = f"{row['accuracy']:.1f}" if "accuracy" in row else f"{row['rmse']:.3f}"
+    return f"{row['nll']:.3f} / {score}"
