@@ -292,6 +292,38 @@ def test_whatever_the_loss_is(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_gradients_of_zero_say_nothing_of_a_division(method):
+    """Six parameters that the loss does not depend on stand before those that it does."""
+    idle = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    model = nn.ModuleDict({"idle": idle, "net": network()})
+    optimizer = build(method, model)
+    with optimizer.sampled():
+        loss = F.cross_entropy(model["net"](X) + 0 * idle(X)[:, :3], Y)
+        (loss * 512).backward()
+    divide(model, 512)
+    with pytest.raises(CallOrderError, match="divided by 512 afterwards"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_shares_by_the_number_of_all_examples_are_the_whole_batch(method):
+    """A mean over 6 of 16 times 6/16, and one over 10 times 10/16, beside the mean over all."""
+    one, two = network(), network()
+    # Its noise is on the outputs of a pass, so that two passes have other noise than one.
+    settings = {"initial_log_variance": -60.0} if method == "BayesByBackprop" else {}
+    cut, whole = build(method, one, **settings), build(method, two, **settings)
+    with cut.sampled():
+        for rows in (slice(6), slice(6, 16)):
+            (mean_of(one, rows) * len(X[rows]) / 16).backward()
+    with whole.sampled():
+        mean_of(two).backward()
+    cut.step()
+    whole.step()
+    for p, q in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_clipping_a_loss_with_a_factor_is_no_unscaling(method):
     model = network()
     optimizer = build(method, model)

@@ -8,6 +8,7 @@ it becomes certain.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, final
 
 import torch
@@ -156,11 +157,12 @@ class Unscaled:
     def __init__(self, factors: Sequence[Factor], parameters: Iterable[Tensor]):
         self._products = [product for product in _products(_as_numbers(factors)) if product > 1 + 1e-3]
         held = [p for p in parameters if p.grad is not None and p.numel()] if self._products else []
-        self._sizes = [(p, _size(p)) for p in held[:_COMPARED]]
+        found = ((p, size) for p in held if (size := _size(p)) > 0)  # what is zero says nothing
+        self._sizes = list(islice(found, _COMPARED))
 
     def refuse(self, remedy: Callable[[float], str]) -> None:
         """Raises if all gradients have become smaller by a factor of the loss since."""
-        ratios = [_size(p) / size for p, size in self._sizes if size > 0]
+        ratios = [_size(p) / size for p, size in self._sizes]
         if not ratios or not all(abs(ratio / ratios[0] - 1) < 1e-3 for ratio in ratios):
             return
         for product in self._products:
