@@ -350,8 +350,3 @@ def cut(flat_row: Row, pieces: Sequence[Piece]) -> list[Tensor]:
 def whole_numbers(*values: int) -> bytes:
     """The values as an array of int64."""
     return pack(f"{len(values)}q", *values)
-
-
-def doubles(*values: float) -> bytes:
-    """The values as an array of double."""
-    return pack(f"{len(values)}d", *values)
