@@ -194,6 +194,7 @@ def test_a_full_disk_fails_its_runs_and_no_other(copy: Path) -> None:
 
 def test_status_is_a_table_and_changes_nothing(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(run_folder(copy, "vogn", 1))
+    record(copy, "vogn", 1).unlink()
     (run_folder(copy, "vogn", 0) / "result.json").unlink()
     before = sorted(copy.rglob("*"))
     assert main([*prepare(copy), "--status"]) == OK
@@ -210,6 +211,55 @@ def test_status_is_a_table_and_changes_nothing(copy: Path, capfd: pytest.Capture
     assert "4 of 6 finished, 0 failed" in shown
     assert "to go" in shown
     assert sorted(copy.rglob("*")) == before
+
+
+def test_what_another_machine_has_stored_is_not_run_again(
+    copy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A fresh clone has the records and no run folder. A record of other settings, or cut off, is not the run's."""
+    shutil.rmtree(copy / "runs")
+    other, cut = record(copy, "adam", 1), record(copy, "vogn", 2)
+    head, *rest = other.read_text().splitlines()
+    changed = json.loads(head)
+    changed["training"]["samples"] = 4
+    other.write_text("\n".join([json.dumps(changed), *rest]))
+    cut.write_text(cut.read_text().splitlines()[0])
+    assert main([*prepare(copy), "--status"]) == OK
+    shown = capfd.readouterr().out
+    states = {
+        tuple(line.split()[3:5]): line.split()[5] for line in shown.splitlines() if line.startswith("0 ")
+    }
+    assert states == {
+        (row, str(seed)): "waiting" if (row, seed) in [("adam", 1), ("vogn", 2)] else "stored"
+        for row, seed in RUNS
+    }
+    assert "4 of 6 finished, 0 failed" in shown
+    before = record(copy, "vogn", 0).stat().st_mtime_ns
+    assert main(prepare(copy)) == OK
+    assert "6 of 6 runs finished, 0 failed" in capfd.readouterr().err
+    ran = sorted(
+        path.parent.relative_to(copy / "runs" / "small" / "cpu") for path in copy.rglob("result.json")
+    )
+    assert ran == [Path("adam/seed-1"), Path("vogn/seed-2")]
+    assert record(copy, "vogn", 0).stat().st_mtime_ns == before
+    assert read_record(other)[0]["training"]["samples"] == 3
+    assert read_record(cut)[-1]["kind"] == "entropy"
+
+
+def test_members_of_an_ensemble_are_needed_themselves(copy: Path) -> None:
+    """Its predictions are those of the members' folders; once it is stored, nothing is."""
+    file = copy / "queue.toml"
+    file.write_text('[[runs]]\nrecipe = "small.toml"\nrow = "adam"\nensemble = 3\n')
+    options = Options(copy / "runs", copy / "results", None, 1, 0, "cpu")
+    shutil.rmtree(copy / "runs" / "small" / "cpu" / "adam" / "seed-1")
+    runs = load_queue(file)
+    whole = runs[-1]
+    found = Scheduler(file, runs, options, 1, StopRequest(), StopRequest())
+    assert [job.seed for job in found._waiting() if not job.ensemble] == [1]
+    lines = record(copy, "adam", 0).read_text().splitlines()
+    stored = json.dumps({**json.loads(lines[0]), "row": whole.label, "ensemble": 3})
+    whole.record(copy / "results").write_text("\n".join([stored, *lines[1:]]))
+    assert Scheduler(file, runs, options, 1, StopRequest(), StopRequest())._waiting() == []
 
 
 def test_a_second_queue_for_the_same_list_is_refused(

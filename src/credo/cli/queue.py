@@ -1,8 +1,9 @@
 """`credo queue`: the runs of a list, some at a time, each in a process of its own; what fails is noted and passed over.
 
-The queue itself keeps nothing: what is finished, interrupted or failed is read from the run folders. So it may be
-killed at any moment, and the same command goes on. Two queues, or a queue and `credo run`, never work on one run: the
-lock of its folder decides, and a worker that finds it taken says so and is started again later.
+The queue itself keeps nothing: what is finished, interrupted or failed is read from the run folders, and from the
+records of runs whose folders are elsewhere. So it may be killed at any moment, and the same command goes on. Two
+queues, or a queue and `credo run`, never work on one run: the lock of its folder decides, and a worker that finds it
+taken says so and is started again later.
 """
 
 import json
@@ -135,7 +136,9 @@ def queue(file: Path, options: Options, jobs: int, status: bool) -> int:
         raise InvalidValue(f"--nice must be from 0 to 19, got {options.nice}")
     runs = load_queue(file)
     if status:
-        show_status(Console(highlight=False), runs, options.out, lock_path(options.out, file), jobs)
+        show_status(
+            Console(highlight=False), runs, options.out, options.results, lock_path(options.out, file), jobs
+        )
         return OK
     options.out.mkdir(parents=True, exist_ok=True)
     with alone(options.out, file), stop_request() as stop, pause_request() as pause:
@@ -152,9 +155,10 @@ class Scheduler:
         self._workers: list[Worker] = []
         self._failed: dict[str, str] = {}  # titles → why, in this session
         self._done: set[str] = set()  # as far as this session knows
+        self._stored: dict[str, bool] = {}  # of runs that nobody has begun here
         self._not_before: dict[str, float] = {}
         self._deaths: dict[str, tuple[int, int]] = {}  # titles → how many, and at which step
-        self._view = View(options.out)
+        self._view = View(options.out, options.results)
 
     def work(self) -> int:
         """Until nothing is left to do, or a stop is asked for."""
@@ -227,8 +231,10 @@ class Scheduler:
         folder, results = job.folder(self._options.out), self._options.results
         if job.title in self._done:
             return True
-        if job.title in self._failed or not RunFolder(folder).finished:
+        if job.title in self._failed:
             return False
+        if not RunFolder(folder).finished:
+            return self._is_stored(job)
         try:
             is_finished(RunFolder(folder), job.training, job.seed)
         except (CredoError, OSError) as error:
@@ -238,6 +244,19 @@ class Scheduler:
             return False
         self._done.add(job.title)
         return True
+
+    def _is_stored(self, job: Job) -> bool:
+        """Its record came from another machine; members of an ensemble that has none are needed themselves."""
+        out, results = self._options.out, self._options.results
+        if job.title not in self._stored:
+            needed = any(
+                job.folder(out) in other.members(out) and not other.is_recorded(results)
+                for other in self._runs
+                if other.ensemble
+            )
+            begun = RunFolder(job.folder(out)).checkpoints.is_dir()
+            self._stored[job.title] = not needed and not begun and job.is_recorded(results)
+        return self._stored[job.title]
 
     def _account(self, worker: Worker) -> None:
         job, code = worker.job, worker.code
@@ -280,7 +299,7 @@ class Scheduler:
             if changed == self._read_at:
                 return
             self._read_at = changed
-            self._runs, self._done = load_queue(self._file), set()
+            self._runs, self._done, self._stored = load_queue(self._file), set(), {}
             self._view.say(f"{self._file} was read again: {len(self._runs)} runs")
         except (CredoError, OSError) as error:
             self._view.say(f"{error} The list stays as it was.")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +28,9 @@ WIDTH: Final = 150
 class View:
     """A living table on a terminal; elsewhere (a log file) lines alone."""
 
-    def __init__(self, out: Path) -> None:
-        self._out, self._console = out, Console(stderr=True, highlight=False)
+    def __init__(self, out: Path, results: Path | None) -> None:
+        self._out, self._results = out, results
+        self._console = Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._shown = 0.0
 
@@ -58,7 +60,7 @@ class View:
         if time.monotonic() - self._shown < (REFRESH if terminal else QUIET):
             return
         self._shown = time.monotonic()
-        found = statuses(runs, self._out)
+        found = statuses(runs, self._out, self._results)
         summary = summary_of(runs, found, slots, len(failed))
         if not terminal:
             self.say(summary)
@@ -69,11 +71,13 @@ class View:
         self._live.update(Group(table, Text(summary)), refresh=True)
 
 
-def show_status(console: Console, runs: Sequence[Job], out: Path, lock: Path, slots: int) -> None:
+def show_status(
+    console: Console, runs: Sequence[Job], out: Path, results: Path | None, lock: Path, slots: int
+) -> None:
     """All runs in the order of the queue."""
     if not console.is_terminal:
         console.width = WIDTH
-    found = statuses(runs, out)
+    found = statuses(runs, out, results)
     console.print(table_of(list(zip(runs, found, strict=True)), out))
     console.print(summary_of(runs, found, slots, sum(s.state == "failed" for s in found)), markup=False)
     pid = living_holder(lock)
@@ -83,8 +87,8 @@ def show_status(console: Console, runs: Sequence[Job], out: Path, lock: Path, sl
             console.print(f"{job.title}: {one.message}", markup=False, soft_wrap=True)
 
 
-def statuses(runs: Sequence[Job], out: Path) -> list[RunStatus]:
-    return [status_of(job.folder(out)) for job in runs]
+def statuses(runs: Sequence[Job], out: Path, results: Path | None = None) -> list[RunStatus]:
+    return [status_of(job.folder(out), partial(job.is_recorded, results)) for job in runs]
 
 
 def table_of(rows: Sequence[tuple[Job, RunStatus]], out: Path) -> Table:
@@ -94,7 +98,7 @@ def table_of(rows: Sequence[tuple[Job, RunStatus]], out: Path) -> Table:
         left = None if one.whole is None else one.whole * (1 - one.share)
         done = f"{int(one.share * job.training.epochs)}/{job.training.epochs}"
         cells = (str(job.priority), job.recipe, job.size, job.label, str(job.seed), one.state, done)
-        remaining = "" if one.state == "finished" else duration(left)
+        remaining = "" if one.done else duration(left)
         table.add_row(*map(escape, cells), remaining, latest(job.folder(out)))
     return table
 
@@ -114,7 +118,7 @@ def scores(found: Mapping[str, Any]) -> str:
 
 
 def summary_of(runs: Sequence[Job], found: Sequence[RunStatus], slots: int, failed: int) -> str:
-    done = sum(one.state == "finished" for one in found)
+    done = sum(one.done for one in found)
     text = f"{done} of {len(runs)} finished, {failed} failed"
     if done == len(runs):
         return text
@@ -138,7 +142,7 @@ def remaining(runs: Sequence[Job], found: Sequence[RunStatus]) -> tuple[float, i
     total, unknown = 0.0, 0
     for job, one in zip(runs, found, strict=True):
         like = next((known[key] for key in _likeness(job) if key in known), None)
-        if one.state == "finished" or job.ensemble:  # an ensemble trains nothing
+        if one.done or job.ensemble:  # an ensemble trains nothing
             continue
         if like is None:
             unknown += 1

@@ -30,7 +30,7 @@ from credo.experiments.overrides import check_seed
 from credo.experiments.recipe import Recipe, Training
 from credo.experiments.recipe_file import Path_, TomlFile, load_recipe
 from credo.experiments.recipes import recipe as recipe_of
-from credo.experiments.records import record_path
+from credo.experiments.records import is_recorded, record_path
 from credo.experiments.run import SIZES, run_path, trainings
 from credo.experiments.run_folder import RunName
 
@@ -79,6 +79,12 @@ class Job:
 
     def record(self, results: str | PathLike[str]) -> Path:
         return record_path(results, self.recipe, self.size, self.label, self.seed)
+
+    def is_recorded(self, results: str | PathLike[str] | None) -> bool:
+        """Whether this run has been stored, here or on another machine; the run folder need not be there."""
+        return results is not None and is_recorded(
+            self.record(results), self.training, self.seed, self.ensemble
+        )
 
 
 JobKey = tuple[str, str, str, int]

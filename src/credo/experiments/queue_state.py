@@ -18,7 +18,7 @@ from credo.experiments.lock import living_holder
 from credo.experiments.run_folder import RunFolder, to_json
 from credo.experiments.watchers import Watcher
 
-Stage = Literal["finished", "running", "failed", "interrupted", "waiting"]
+Stage = Literal["finished", "stored", "running", "failed", "interrupted", "waiting"]
 EVERY: Final = 2.0  # seconds between two looks at a run
 PROGRESS, FAILURE, WORKER_LOG = "progress.json", "failure.json", "worker.log"
 
@@ -34,8 +34,13 @@ class RunStatus:
     pid: int | None = None  # of who works on it
 
     @property
+    def done(self) -> bool:
+        """Finished here, or stored by a queue whose run folders are elsewhere."""
+        return self.state in ("finished", "stored")
+
+    @property
     def share(self) -> float:
-        return 1.0 if self.state == "finished" else self.step / self.steps if self.steps else 0.0
+        return 1.0 if self.done else self.step / self.steps if self.steps else 0.0
 
     @property
     def whole(self) -> float | None:
@@ -43,7 +48,8 @@ class RunStatus:
         return None if self.seconds_per_step is None or not self.steps else self.seconds_per_step * self.steps
 
 
-def status_of(folder: Path) -> RunStatus:
+def status_of(folder: Path, stored: Callable[[], bool] = lambda: False) -> RunStatus:
+    """`stored` is asked of a run that nobody has begun here: whether its record is there."""
     place, progress, failure = RunFolder(folder), _read(folder / PROGRESS), _read(folder / FAILURE)
     found: dict[str, Any] = {
         key: progress[key] for key in ("step", "steps", "epochs", "seconds_per_step") if key in progress
@@ -55,7 +61,9 @@ def status_of(folder: Path) -> RunStatus:
         return RunStatus("running", pid=pid, **found)
     if failure:
         return RunStatus("failed", message=str(failure.get("message", "")), **found)
-    return RunStatus("interrupted" if place.checkpoints.is_dir() else "waiting", **found)
+    if place.checkpoints.is_dir():
+        return RunStatus("interrupted", **found)
+    return RunStatus("stored" if stored() else "waiting", **found)
 
 
 def write_failure(folder: Path, code: int, message: str) -> None:

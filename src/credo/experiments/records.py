@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from credo import metrics
-from credo.errors import IntegrityError, VersionError
+from credo.errors import CredoError, IntegrityError, VersionError
 from credo.experiments.names import plain_name
 from credo.experiments.recalibration import (
     cross_fitted,
@@ -34,8 +34,9 @@ from credo.experiments.recalibration import (
     gaussian_nll,
     scaled,
 )
+from credo.experiments.recipe import Training
 from credo.experiments.results import Result, load_result
-from credo.experiments.run_folder import RunFolder, to_json
+from credo.experiments.run_folder import DEFAULTS, RunFolder, RunName, described, described_stream, to_json
 from credo.posterior.files import write_atomically
 
 FORMAT: Final = 1
@@ -77,6 +78,27 @@ def read_record(path: str | PathLike[str]) -> list[RecordLine]:
             f"{path} has format {lines[0]['format']}, this credo reads up to {FORMAT}. Upgrade."
         )
     return lines
+
+
+def is_recorded(path: str | PathLike[str], training: Training, seed: int, members: int = 0) -> bool:
+    """Whether the record of just this run is there; its folder may be on another machine.
+
+    What cannot be read, and the record of a run with other settings, are not it.
+    """
+    try:
+        head = read_record(path)[0]
+    except (CredoError, OSError, UnicodeDecodeError):
+        return False
+    if training.tasks is None:
+        asked, saved = (
+            described(training),
+            {**DEFAULTS, **head["training"]},
+        )  # a field may be younger than the run
+    else:
+        stream = described_stream(training, seed, RunName())
+        asked, saved = {**stream["training"], "tasks": stream["tasks"]}, head["training"]
+    same = all(saved.get(name) == value for name, value in asked.items())
+    return same and head.get("seed") == seed and head.get("ensemble", 0) == members
 
 
 def record_of(result: Result) -> list[RecordLine]:
