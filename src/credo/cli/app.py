@@ -18,7 +18,8 @@ VERSION: Final[str] = import_module("credo").__version__  # no layer imports the
 Name = Annotated[Positional[str], arg(metavar="NAME")]
 Recipe = Annotated[Positional[str], arg(metavar="RECIPE")]
 Folder = Annotated[Path, arg(metavar="DIR")]
-MaybeFolder = Annotated[Path | None, arg(metavar="DIR")]
+MaybeFolder = Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(optional)")]
+MaybeInt = Annotated[int | None, arg(metavar="INT", help_behavior_hint="(optional)")]
 Rows = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="ROW")]
 Settings = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="KEY=VALUE")]
 
@@ -40,7 +41,7 @@ def demo(
     out: Folder = Path("demo"),
     methods: tuple[str, ...] = (),
     seeds: int = 5,
-    epochs: int | None = None,
+    epochs: MaybeInt = None,
 ) -> int:
     """Adam, MC-dropout and VOGN on handwritten digits, some of them unfamiliar.
 
@@ -61,7 +62,11 @@ def demo(
     return work(out, methods, seeds, epochs)
 
 
-def list_(recipe: Annotated[Positional[str | None], arg(metavar="RECIPE")] = None) -> int:
+def list_(
+    recipe: Annotated[
+        Positional[str | None], arg(metavar="[RECIPE]", help_behavior_hint="(optional)")
+    ] = None,
+) -> int:
     """What there is to run: recipes, methods, models and data sets.
 
     With the name of a recipe: its rows, their settings, and what the paper published.
@@ -84,7 +89,7 @@ def run(
     size: Literal["cpu", "paper"] = "cpu",
     set: Settings = (),
     seeds: int = 1,
-    ensemble: int | None = None,
+    ensemble: MaybeInt = None,
     out: Folder = Path("runs"),
     data: MaybeFolder = None,
     resume: bool = False,
@@ -164,8 +169,8 @@ def tune(
     recipe: Recipe,
     *,
     row: Annotated[str, arg(metavar="ROW")],
-    trials: int | None = None,
-    minutes: float | None = None,
+    trials: MaybeInt = None,
+    minutes: Annotated[float | None, arg(metavar="MINUTES", help_behavior_hint="(optional)")] = None,
     validation: Annotated[float, arg(metavar="FRACTION")] = 0.2,
     search: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME[=LOW,HIGH]")] = (),
     set: Settings = (),
@@ -234,7 +239,7 @@ def predict(
     inputs: Annotated[Positional[Path], arg(metavar="INPUTS")],
     *,
     out: Annotated[Path, arg(metavar="CSV")],
-    samples: int | None = None,
+    samples: MaybeInt = None,
     seed: int = 0,
     batch_size: int = 256,
 ) -> int:
