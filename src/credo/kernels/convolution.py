@@ -13,7 +13,7 @@ from struct import pack
 import torch
 from torch import Tensor, empty_like
 
-from credo.kernels import native
+from credo.kernels import accelerator, native
 from credo.kernels.convolution_reference import Geometry, empty_sums, weight_sums_reference
 from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.linear import row_sums
@@ -41,12 +41,14 @@ def sums_at(x: Tensor, g: Tensor, at: Geometry) -> tuple[Tensor, Tensor]:
     """`weight_sums` for a geometry all of whose parts are tuples."""
     if plan := _plan(x, g, at):
         return plan(x, g)
-    x, g = widened(x, g)
+    x, g = widened(x, g) if x.is_cpu else (x.detach(), g.detach())
     x, at = visited(x, g, at)
     if x.numel() == 0 or g.numel() == 0:
         return empty_sums(x, g, at)
     if _has_one_place(g, at):
         return one_place_sums(x, g, at)
+    if not x.is_cpu:
+        return accelerator.run("convolution_sums", x, g, at)  # type: ignore[no-any-return]
     x, g = readable(x), readable(g)
     if plan := _plan(x, g, at):
         return plan(x, g)

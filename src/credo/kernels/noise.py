@@ -19,18 +19,19 @@ from hashlib import shake_128
 from itertools import chain
 from operator import add
 from struct import pack, unpack
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, get_num_threads
 from torch.autograd.graph import increment_version
 
 from credo.errors import InvalidValue
-from credo.kernels import philox, tensors
+from credo.kernels import accelerator, philox, tensors
 from credo.kernels.scratch import scratch
 from credo.kernels.tensors import Backup, MeanBackup, Numbers, Row, TensorList
 
 WINDOW = 2048  # tiles that plain torch draws at once: its intermediate tensors stay in the cache
+ELSEWHERE = 1 << 15  # on an accelerator, which likes few large calls
 PART = 1 << 19  # numbers that a generator draws at once
 STATE_BEGIN, STATE_WORDS = (
     24,
@@ -152,6 +153,9 @@ def _sample_otherwise(
 ) -> None:
     """Tensors that the kernel cannot take as they are: by copies that it can, or in plain torch."""
     present = [row for row in rows if row is not None]
+    if not all(weight.is_cpu for weight in present[0]):
+        _sample_elsewhere(rows, backup, by, offsets)
+        return
     if backup is not None:
         torch._foreach_copy_(list(backup.places), list(present[1]))
         backup.done.value = 1
@@ -167,6 +171,34 @@ def _sample_otherwise(
     _hand_back(weights, present[0])
 
 
+def _sample_elsewhere(
+    rows: Sequence[Row | None], backup: Backup | None, by: _Numbers, offsets: Row | None
+) -> None:
+    """Tensors of which some are on an accelerator, those of each device together."""
+    weights, means, curvatures, shifts = rows
+    assert weights is not None
+    scales, numbers = tensors.each(by.scale, len(weights)), tensors.each(by.shift, len(weights))
+    if backup is not None:
+        for places in tensors.by_device(weights):
+            torch._foreach_copy_([backup.places[k] for k in places], [weights[k].detach() for k in places])
+        backup.done.value = 1  # now, since an interrupt may come at any time
+    for places in tensors.by_device(weights):
+        own, own_means, own_curvatures, own_shifts, own_offsets = (
+            None if row is None else [row[k] for k in places]
+            for row in (weights, means, curvatures, shifts, offsets)
+        )
+        assert own is not None
+        scale = [scales[k] for k in places]
+        shift: Any = own_shifts or [numbers[k] for k in places]
+        key = by.seed, by.stream, [by.indices[k] for k in places]
+        if not own[0].is_cpu:
+            own_means = own if means is weights else own_means
+            accelerator.run("sample", own, own_means, own_curvatures, scale, shift, *key, own_offsets)
+            continue
+        assert own_curvatures is not None
+        sample_all_(own, own_curvatures, scale, shift, *key, own_means, offsets=own_offsets)
+
+
 def _sample_reference(
     rows: Sequence[Row], scale: Numbers, shift: Numbers, seed: int, stream: int, indices: Sequence[int]
 ) -> None:
@@ -177,13 +209,7 @@ def _sample_reference(
     flat_weights, curvatures, *shifts = (tensors.flats(row) for row in (weights, *widths))
     scales, numbers = tensors.each(scale, len(weights)), tensors.each(shift, len(weights))
     for k, weight in enumerate(weights):
-        if weight.is_cpu:
-            draws = _generator_draws(weight, seed, stream, indices[k])
-        else:
-            draws = (
-                (begin, noise) for _, begin, _, noise in _draws([weight], seed, stream, [indices[k]], [0])
-            )
-        for begin, noise in draws:
+        for begin, noise in _generator_draws(weight, seed, stream, indices[k]):
             piece = slice(begin, begin + len(noise))
             precision = curvatures[k][piece] + (shifts[0][k][piece] if shifts else numbers[k])
             flat_weights[k][piece].addcdiv_(noise, precision.sqrt_(), value=math.sqrt(scales[k]))
@@ -218,7 +244,7 @@ def _draws(
     kinds = [(_noise_type(out), out.device) for out in outs]
     for dtype, device in dict.fromkeys(kinds):
         spans = [(k, starts[k], outs[k].numel()) for k, kind in enumerate(kinds) if kind == (dtype, device)]
-        for window in _windows(spans):
+        for window in _windows(spans, WINDOW if device.type == "cpu" else ELSEWHERE):
             tile = torch.cat(
                 [torch.arange(first, first + tiles, device=device) for _, first, tiles in window]
             )
@@ -232,9 +258,9 @@ def _draws(
                 before += tiles * philox.TILE
 
 
-def _windows(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    """The tiles of tensors (tensor, start, size), WINDOW in each list of (tensor, first tile, number of tiles)."""
-    window, free = [], WINDOW
+def _windows(spans: Sequence[tuple[int, int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
+    """The tiles of tensors (tensor, start, size), `most` in each list of (tensor, first tile, number of tiles)."""
+    window, free = [], most
     for k, start, size in spans:
         tile, last = start // philox.TILE, -(-(start + size) // philox.TILE) if size else 0
         while tile < last:
@@ -242,7 +268,7 @@ def _windows(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, 
             tile, free = tile + window[-1][2], free - window[-1][2]
             if free == 0:
                 yield window
-                window, free = [], WINDOW
+                window, free = [], most
     if window:
         yield window
 

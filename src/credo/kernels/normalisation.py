@@ -11,7 +11,7 @@ from struct import pack
 import torch
 from torch import Tensor
 
-from credo.kernels import native
+from credo.kernels import accelerator, native
 from credo.kernels.layout import flat_strides, readable, widened
 from credo.kernels.prepared import Prepared
 from credo.kernels.scratch import is_worth_space, scratch, spacious, workspace
@@ -53,6 +53,10 @@ def batch_norm_backward(
     if plan := _plan(x, g, training, *affine):
         return plan(x, g, *affine, need_input)
     wide_x, wide_g = widened(x, g)
+    if not x.is_cpu:
+        given = (wide_x, wide_g, *affine, training, need_input)
+        gx, *sums = accelerator.run("batch_norm_backward", *given)
+        return gx if gx is None else gx.to(x.dtype), *sums
     affine = tuple(t if t is None else t.detach().to(wide_x.dtype).contiguous() for t in affine)  # type: ignore[assignment]
     if _kernel(wide_x) is not None:
         wide_x, wide_g = alike(readable(wide_x), readable(wide_g))
@@ -60,7 +64,7 @@ def batch_norm_backward(
         gx, *sums = plan(wide_x, wide_g, *affine, need_input)
     else:
         gx, *sums = batch_norm_backward_reference(wide_x, wide_g, *affine, training, need_input)
-    return gx if gx is None else gx.to(x.dtype), *sums  # type: ignore[return-value]
+    return gx if gx is None else gx.to(x.dtype), *sums
 
 
 def _kernel(x: Tensor) -> native.Kernel | None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from credo.kernels import noise, tensors
+from credo.kernels import accelerator, noise, tensors
 from credo.kernels.native import integers
 
 TINY = 1e-30  # an output whose inputs are all zero has no variance, and √ no slope there
@@ -19,6 +19,9 @@ def perturb_(mean: Tensor, variance: Tensor, seed: int, stream: int, index: int)
         key, threads = integers(seed, stream, index), c_int64(torch.get_num_threads())
         call.kernel(call.addresses, c_int64(mean.numel()), key, c_double(TINY), threads)
         increment_version([mean, variance])
+        return
+    if not mean.is_cpu:
+        accelerator.run("perturb", mean, variance, seed, stream, index, TINY)
         return
     epsilon = torch.empty_like(variance)
     noise.normal_(epsilon, seed, stream, index)

@@ -302,6 +302,14 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
+def by_device(row: Row) -> list[list[int]]:
+    """The places of the tensors of each device, in the order of the devices' first ones."""
+    places: dict[torch.device, list[int]] = {}
+    for k, tensor in enumerate(row):
+        places.setdefault(tensor.device, []).append(k)
+    return list(places.values())
+
+
 def flats(row: Row) -> list[Tensor]:
     """`flat` for each."""
     if isinstance(row, TensorList):

@@ -9,12 +9,14 @@ from ctypes import byref, c_int64
 from itertools import chain
 from math import isfinite
 from struct import pack
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from credo.kernels import accelerator
+from credo.kernels.flags import Flags
 from credo.kernels.tensors import (
     Backup,
     MeanBackup,
@@ -22,6 +24,7 @@ from credo.kernels.tensors import (
     Row,
     TensorList,
     aligned,
+    by_device,
     call,
     each,
     flat,
@@ -30,7 +33,6 @@ from credo.kernels.tensors import (
 )
 
 TOGETHER = 1 << 17  # elements that the reference takes at a time: three such rows fit the L2 cache
-ELSEWHERE = 1 << 22  # on an accelerator, which likes few large calls
 
 # New values of the tensors that are changed, in order, from all tensors and numbers; None for one that is not there.
 Reference: TypeAlias = Callable[..., tuple[Tensor | None, ...]]
@@ -74,6 +76,7 @@ def vogn_(
     offsets: Row | None = None,  # z − μ: the update moves the iterates z, and μ ← μ + w(z − μ)
     backup: Backup | MeanBackup | None = None,  # where means may be before the update, and then no more
     check: bool = False,  # nothing changes unless all gradients and squares are finite, which is what is returned
+    flags: Flags | None = None,  # on accelerators: whether anything changes, which the host does not know
 ) -> bool:
     """VOGN's update of many tensors, in place."""
     one = isinstance(prior, float | int) or (len(prior) > 0 and not isinstance(prior[0], Tensor))
@@ -97,25 +100,18 @@ def vogn_(
     require_same_sizes(*[row for row in (*rows, places, offsets, priors, prior_means) if row is not None])
     if check and not all_finite([*gradients, *squares]):
         return False
-    if places is not None:
+    if places is not None and all(mean.is_cpu for mean in means):
         torch._foreach_copy_([mean.detach() for mean in means], list(places))
-    each_number = zip(*[each(own, len(means)) for own in (numbers.lr, numbers.damping, number)], strict=True)
-    for k, (lr, damping, shrinkage) in enumerate(each_number):
-        own = [means, momenta, curvatures, offsets, gradients, squares, priors, prior_means]
-        for mean, m, s, offset, gradient, square, shrunk, prior_mean in _stretches(own, k):
-            new = reference(
-                *(mean, m, s, _present(gradient) * numbers.gradient_scale),
-                _present(square) * numbers.squares_scale,
-                offset,
-                lr=lr,
-                beta1=numbers.beta1,
-                beta2=numbers.beta2,
-                prior=shrinkage if shrunk is None else shrunk,
-                prior_mean=prior_mean,
-                damping=damping,
-                weight=numbers.weight,
-            )
-            _take((mean, m, s, offset), new)
+        places = None
+    all_rows = (*rows, number if priors is None else priors, prior_means, offsets, places)
+    for at in by_device(means):
+        own = _of(all_rows, at)
+        own_numbers = numbers._replace(lr=_pick(numbers.lr, at), damping=_pick(numbers.damping, at))
+        if means[at[0]].is_cpu:
+            _vogn_reference(reference, own, own_numbers)
+        else:
+            flag = None if flags is None else flags.on(means[at[0]].device)
+            accelerator.run("vogn", *own[:7], own_numbers, *own[7:], flag)
     if backup is not None:
         backup.done.value = 0
     if keeper is not None:
@@ -134,10 +130,48 @@ def ivon_(
     prior: Numbers | Row,  # δ̃: one number for all, one for each, or a tensor for each
     prior_means: Row | None,  # μ₀, zero when None
     numbers: IVONNumbers,
+    offsets: Row | None = None,  # z − μ: the update moves the iterates z, and μ ← μ + w(z − μ)
+    weight: float = 1.0,  # w
+    flags: Flags | None = None,  # on accelerators: whether anything changes
 ) -> None:
     """IVON's update of many tensors, in place."""
     if not means:
         return
+    rows = (means, momenta, curvatures, gradients, products, prior, prior_means, offsets)
+    if not all(mean.is_cpu for mean in means):
+        for at in by_device(means):
+            own = _of(rows, at)
+            some = numbers._replace(lr=_pick(numbers.lr, at), product_unit=_pick(numbers.product_unit, at))
+            if means[at[0]].is_cpu:
+                m, n, c, g, h, shrinkage, prior_mean, z = own
+                ivon_(reference, m, n, c, g, h, shrinkage, prior_mean, some, z, weight)
+            else:
+                flag = None if flags is None else flags.on(means[at[0]].device)
+                accelerator.run("ivon", *own[:7], some, own[7], flag, weight)
+        return
+    if offsets is None:
+        _ivon_on_the_cpu(reference, *rows[:7], numbers)
+        return
+    iterates = list(torch._foreach_add(list(means), list(offsets)))
+    _ivon_on_the_cpu(reference, iterates, *rows[1:7], numbers)
+    for mean, offset, iterate in zip(means, offsets, iterates, strict=True):
+        torch.sub(iterate, mean, out=offset)
+        step = weight * offset
+        mean.add_(step)
+        offset.sub_(step)
+
+
+def _ivon_on_the_cpu(
+    reference: Reference,
+    means: Row,
+    momenta: Row,
+    curvatures: Row,
+    gradients: Row,
+    products: Row,
+    prior: Numbers | Row,
+    prior_means: Row | None,
+    numbers: IVONNumbers,
+) -> None:
     number, priors = (prior, None) if is_number(prior) else (0.0, cast("Row", prior))
     of_each = list(zip(*[each(own, len(means)) for own in (*numbers, number)], strict=True))
     if found := call("ivon", means, momenta, curvatures, gradients, products, priors, prior_means):
@@ -169,6 +203,14 @@ def restore_(weights: Row, means: Row, products: Row, gradients: Row, add: bool)
     if not weights:
         return
     rows = weights, means, products, gradients
+    if not all(weight.is_cpu for weight in weights):
+        for at in by_device(weights):
+            some = _of(rows, at)
+            if weights[at[0]].is_cpu:
+                restore_(some[0], some[1], some[2], some[3], add)
+            else:
+                accelerator.run("restore", *some, add)
+        return
     if found := call("restore", *rows):
         found.kernel(*found[1:], c_int64(add), _threads())
         increment_version([*weights, *products])
@@ -184,13 +226,48 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether no element is infinite or NaN: one pass, no copy, at most one wait for the device."""
     if found := call("all_finite", tensors):
         return bool(found.kernel(*found[1:], _threads()))
+    here = [tensor for tensor in tensors if tensor.is_cpu]
+    if len(here) < len(tensors) and not bool(Flags([t for t in tensors if not t.is_cpu]).first):
+        return False
     # A sum is finite only if all elements are. Large finite ones may overflow: then look at each.
-    sums = [tensor.sum() for tensor in tensors]
-    if all(own.is_cpu for own in sums):
-        finite = isfinite(sum([own.item() for own in sums]))
-    else:
-        finite = bool(torch.stack([own.double() for own in sums]).isfinite().all())
-    return finite or all(bool(tensor.isfinite().all()) for tensor in tensors)
+    finite = isfinite(sum([tensor.sum().item() for tensor in here]))
+    return finite or all(bool(tensor.isfinite().all()) for tensor in here)
+
+
+def _vogn_reference(reference: Reference, rows: Sequence[Any], numbers: VOGNNumbers) -> None:
+    """On the CPU, tensor by tensor."""
+    means, momenta, curvatures, gradients, squares, prior, prior_means, offsets, places = rows
+    if places is not None:
+        torch._foreach_copy_([mean.detach() for mean in means], list(places))
+    number, priors = (prior, None) if is_number(prior) else (0.0, prior)
+    each_number = zip(*[each(own, len(means)) for own in (numbers.lr, numbers.damping, number)], strict=True)
+    for k, (lr, damping, shrinkage) in enumerate(each_number):
+        own = [means, momenta, curvatures, offsets, gradients, squares, priors, prior_means]
+        for mean, m, s, offset, gradient, square, shrunk, prior_mean in _stretches(own, k):
+            new = reference(
+                *(mean, m, s, _present(gradient) * numbers.gradient_scale),
+                _present(square) * numbers.squares_scale,
+                offset,
+                lr=lr,
+                beta1=numbers.beta1,
+                beta2=numbers.beta2,
+                prior=shrinkage if shrunk is None else shrunk,
+                prior_mean=prior_mean,
+                damping=damping,
+                weight=numbers.weight,
+            )
+            _take((mean, m, s, offset), new)
+
+
+def _of(rows: Sequence[Any], at: Sequence[int]) -> list[Any]:
+    """Tensors and numbers of the parameters at these places; what there is not, and one number for all, as it is."""
+    return [_pick(row, at) for row in rows]
+
+
+def _pick(row: Any, at: Sequence[int]) -> Any:
+    if row is None or isinstance(row, float | int) or len(at) == len(row):
+        return row
+    return [row[k] for k in at]
 
 
 def _packed(numbers: VOGNNumbers, prior: Numbers, count: int) -> bytes:
@@ -210,13 +287,12 @@ def _stretches(rows: Sequence[Row | None], k: int) -> Iterator[list[Tensor]]:
     """
     tensors = [None if row is None else row[k].detach() for row in rows]
     there = [tensor for tensor in tensors if tensor is not None]
-    together = TOGETHER if there[0].is_cpu else ELSEWHERE
-    if there[0].numel() <= together or not aligned(*[[tensor] for tensor in there]):
+    if there[0].numel() <= TOGETHER or not aligned(*[[tensor] for tensor in there]):
         yield cast("list[Tensor]", tensors)
         return
     flats = [None if tensor is None else flat(tensor) for tensor in tensors]
-    for begin in range(0, there[0].numel(), together):
-        yield cast("list[Tensor]", [None if t is None else t[begin : begin + together] for t in flats])
+    for begin in range(0, there[0].numel(), TOGETHER):
+        yield cast("list[Tensor]", [None if t is None else t[begin : begin + TOGETHER] for t in flats])
 
 
 def _present(tensor: Tensor) -> Tensor:

@@ -43,7 +43,6 @@ from credo.optim.relative import (
 )
 from credo.optim.scales import (
     DiagonalOptimizer,
-    averaged,
     follow_gradient_,
     is_relative,
     place_iterates,
@@ -266,10 +265,9 @@ class IVON(DiagonalOptimizer):
         )
         means = [p.detach() for p in parameters]
         offsets = [state["offset"] for state in states if "offset" in state]
-        iterates = list(torch._foreach_add(means, offsets)) if offsets else means
         update.ivon_(
             ivon_update,
-            iterates,
+            means,
             [state["momentum"] for state in states],
             [state["curvature"] for state in states],
             gradients,
@@ -277,11 +275,9 @@ class IVON(DiagonalOptimizer):
             priors,
             [state["prior_mean"] for state in states] if "prior_mean" in states[0] else None,
             numbers,
+            offsets or None,
+            gathered.weight,
         )
-        for mean, offset, iterate in zip(means, offsets, iterates, strict=False):
-            new = averaged(mean, iterate, gathered.weight)
-            mean.copy_(new[0])
-            offset.copy_(new[1])
 
     def _follow(
         self,

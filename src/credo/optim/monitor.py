@@ -234,11 +234,13 @@ def _usual(layer: LayerParameters) -> float:
 
 
 def _rms(tensors: list[Tensor]) -> float:
-    squares = sum(
-        float(torch.linalg.vector_norm(t, dtype=torch.float64 if t.is_cpu else torch.float32)) ** 2
-        for t in tensors
-    )
+    squares = sum(float(torch.linalg.vector_norm(t, dtype=_wide(t))) ** 2 for t in tensors)
     return float((squares / max(sum(t.numel() for t in tensors), 1)) ** 0.5)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """Some accelerators have no float64, but where there is one its numbers keep it."""
+    return torch.float64 if tensor.is_cpu or tensor.dtype == torch.float64 else torch.float32
 
 
 def _not_finite(optimizer: "BayesianOptimizer", gathered: StepStatistics, loss: Tensor | None) -> str:
