@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from credo.cli.queue import Options, Scheduler
 from credo.experiments.lock import living_holder, locked
 from credo.experiments.queue_file import load_queue
 from credo.experiments.queue_state import status_of
-from credo.experiments.records import read_record
-from credo.experiments.run_folder import TIMES
+from credo.experiments.records import read_record, share_record
+from credo.experiments.run_folder import TIMES, RunName, described
 from credo.experiments.stopping import StopRequest
 from tests.cli.queueing import prepare
 
@@ -244,6 +245,60 @@ def test_what_another_machine_has_stored_is_not_run_again(
     assert record(copy, "vogn", 0).stat().st_mtime_ns == before
     assert read_record(other)[0]["training"]["samples"] == 3
     assert read_record(cut)[-1]["kind"] == "entropy"
+
+
+def test_the_same_training_in_two_recipes_is_done_once(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The record of the second is that of the first, but for names; another seed or setting is a run of its own."""
+    file = copy / "queue.toml"
+    text = (copy / "small.toml").read_text().replace('name = "small"', 'name = "again"')
+    (copy / "again.toml").write_text(text)
+    file.write_text(
+        '[[runs]]\nrecipe = "again.toml"\nrow = "adam"\nseeds = [0, 7]\n'
+        '[[runs]]\nrecipe = "again.toml"\nrow = "vogn"\nseed = 0\nsettings = { samples = 5 }\n'
+    )
+    options = Options(copy / "runs", copy / "results", None, 1, 0, "cpu")
+    found = Scheduler(file, load_queue(file), options, 1, StopRequest(), StopRequest())
+    assert [job.title for job in found._waiting()] == [
+        "again cpu adam seed 7",
+        "again cpu vogn+samples=5 seed 0",
+    ]
+    assert (
+        "again cpu adam seed 0: stored; it is the same run as small/cpu/adam-seed-0" in capfd.readouterr().err
+    )
+    shared = read_record(copy / "results" / "again" / "cpu" / "adam-seed-0.jsonl")
+    first = read_record(record(copy, "adam", 0))
+    assert shared[0] == {**first[0], "recipe": "again", "same_as": "small/cpu/adam-seed-0"}
+    assert shared[1:] == first[1:]
+    assert load_queue(file)[0].is_recorded(copy / "results")
+
+
+def test_unfamiliar_sets_that_a_shared_record_should_not_have_are_left_out(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    job = load_queue(tmp_path / "queue.toml")[0]
+    asked = replace(job.training, ood=("svhn",))
+    met = {**described(replace(job.training, ood=("svhn", "scenes_crop"))), "ood": ["svhn", "scenes_crop"]}
+    lines = [
+        {"kind": "run", "format": 1, "recipe": "a", "row": "r", "size": "cpu", "seed": 0, "training": met},
+        {"kind": "final", "as_trained": {"nll": 1.0, "ood_auroc.svhn": 0.5, "ood_auroc.scenes_crop": 0.6}},
+        {"kind": "ood", "data": "svhn"},
+        {"kind": "ood", "data": "scenes_crop"},
+        {"kind": "entropy", "counts": {"test": [1], "svhn": [2], "scenes_crop": [3]}},
+    ]
+    source = tmp_path / "a" / "cpu" / "r-seed-0.jsonl"
+    source.parent.mkdir(parents=True)
+    source.write_text("\n".join(map(json.dumps, lines)))
+    path = tmp_path / "b" / "cpu" / "r-seed-0.jsonl"
+    name = RunName("b", "r", "cpu")
+    assert share_record(tmp_path, path, name, replace(asked, ood=("svhn", "mnist")), 0) is None
+    assert share_record(tmp_path, path, name, asked, 1) is None
+    assert share_record(tmp_path, path, name, asked, 0) == "a/cpu/r-seed-0"
+    found = read_record(path)
+    assert found[0]["training"]["ood"] == ["svhn"]
+    assert found[1:] == [
+        {"kind": "final", "as_trained": {"nll": 1.0, "ood_auroc.svhn": 0.5}},
+        {"kind": "ood", "data": "svhn"},
+        {"kind": "entropy", "counts": {"test": [1], "svhn": [2]}},
+    ]
 
 
 def test_members_of_an_ensemble_are_needed_themselves(copy: Path) -> None:

@@ -29,6 +29,7 @@ from credo.experiments.checkpoint import is_finished
 from credo.experiments.lock import locked
 from credo.experiments.queue_file import Job, load_queue
 from credo.experiments.queue_state import WORKER_LOG, forget_failure, status_of, write_failure
+from credo.experiments.records import share_record
 from credo.experiments.run_folder import RunFolder
 from credo.experiments.stopping import StopRequest, stop_request
 
@@ -255,8 +256,24 @@ class Scheduler:
                 if other.ensemble
             )
             begun = RunFolder(job.folder(out)).checkpoints.is_dir()
-            self._stored[job.title] = not needed and not begun and job.is_recorded(results)
+            self._stored[job.title] = (
+                not needed and not begun and (job.is_recorded(results) or self._shares(job))
+            )
         return self._stored[job.title]
+
+    def _shares(self, job: Job) -> bool:
+        """The same training stands in several recipes, and is done once; its record is written for each of them."""
+        results = self._options.results
+        if results is None or job.ensemble:
+            return False
+        try:
+            source = share_record(results, job.record(results), job.name, job.training, job.seed)
+        except OSError as error:
+            self._note_failure(job, FAILED, f"{error}")
+            return False
+        if source is not None:
+            self._view.say(f"{job.title}: stored; it is the same run as {source}")
+        return source is not None
 
     def _account(self, worker: Worker) -> None:
         job, code = worker.job, worker.code

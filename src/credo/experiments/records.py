@@ -16,6 +16,7 @@ It is a function of the run folder alone: it can be made again at any time. Unde
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -85,20 +86,68 @@ def is_recorded(path: str | PathLike[str], training: Training, seed: int, member
 
     What cannot be read, and the record of a run with other settings, are not it.
     """
-    try:
-        head = read_record(path)[0]
-    except (CredoError, OSError, UnicodeDecodeError):
+    head = _head(path)
+    if head is None or head["seed"] != seed or head.get("ensemble", 0) != members:
         return False
+    saved = {**DEFAULTS, **head["training"]}  # a field may be younger than the run
+    return all(saved.get(name) == value for name, value in _asked(training, seed).items())
+
+
+def share_record(
+    results: str | PathLike[str], path: Path, name: RunName, training: Training, seed: int
+) -> str | None:
+    """Write the record of a run that would be a finished one over again, from that one's; its name, None without one.
+
+    It is the same training with the same seed under the name of another recipe or row. It may have met more
+    unfamiliar sets: they are left out.
+    """
+    asked = _asked(training, seed)
+    for other in sorted(Path(results).glob("*/*/*.jsonl")):
+        head = _head(other)
+        if head is None or head["seed"] != seed or "ensemble" in head or "same_as" in head:
+            continue
+        saved = {**DEFAULTS, **head["training"]}
+        same = all(saved.get(key) == value for key, value in asked.items() if key != "ood")
+        wanted, met = (set(found.get("ood", ())) for found in (asked, saved))
+        if not same or not wanted <= met:
+            continue
+        source = other.relative_to(results).with_suffix("").as_posix()
+        changed = {**asdict(name), "training": {**head["training"], **asked}, "same_as": source}
+        lines = [{**head, **{key: changed[key] for key in ("recipe", "row", "size", "training", "same_as")}}]
+        lines += [_without_sets(line, met - wanted) for line in read_record(other)[1:]]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, "".join(f"{to_json(line)}\n" for line in lines if line).encode())
+        return source
+    return None
+
+
+def _head(path: str | PathLike[str]) -> RecordLine | None:
+    try:
+        return read_record(path)[0]
+    except (CredoError, OSError, UnicodeDecodeError):
+        return None
+
+
+def _asked(training: Training, seed: int) -> dict[str, Any]:
+    """The settings of a run, as the head of its record has them under `training`."""
     if training.tasks is None:
-        asked, saved = (
-            described(training),
-            {**DEFAULTS, **head["training"]},
-        )  # a field may be younger than the run
+        found = described(training)
     else:
         stream = described_stream(training, seed, RunName())
-        asked, saved = {**stream["training"], "tasks": stream["tasks"]}, head["training"]
-    same = all(saved.get(name) == value for name, value in asked.items())
-    return same and head.get("seed") == seed and head.get("ensemble", 0) == members
+        found = {**stream["training"], "tasks": stream["tasks"]}
+    return dict(json.loads(to_json(found)))
+
+
+def _without_sets(line: RecordLine, sets: set[str]) -> RecordLine:
+    """A line of a record, without what it says of these unfamiliar sets; empty if that is all."""
+    if line["kind"] == "ood":
+        return {} if line["data"] in sets else line
+    if line["kind"] == "entropy":
+        return {**line, "counts": {name: bins for name, bins in line["counts"].items() if name not in sets}}
+    changed = dict(line)
+    for part in {"as_trained", "after_temperature"} & line.keys() if line["kind"] == "final" else ():
+        changed[part] = {k: v for k, v in line[part].items() if k.partition(".")[2] not in sets}
+    return changed
 
 
 def record_of(result: Result) -> list[RecordLine]:
