@@ -8,7 +8,7 @@ cuobjdump come with Triton.
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ class Usage(NamedTuple):
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     """What would have been started."""
     seen: list[Launch] = []
 
@@ -57,7 +57,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
 
     for module in (lists, sums, normalisation):
         monkeypatch.setattr(module, "launch", record)
-    yield seen
+    return seen
 
 
 @pytest.fixture(autouse=True)
@@ -113,14 +113,18 @@ def of_lists(name: str, dtype: torch.dtype = torch.float32, full: bool = True) -
     own = [row(dtype) for _ in range(9)]
     flag = torch.tensor(True) if full else None
     if name == "sample":
-        lists.sample(*own[:3], [0.1] * 62, own[3] if full else [0.1] * 62, 1, 2, range(62), own[4] if full else None)
+        lists.sample(
+            *own[:3], [0.1] * 62, own[3] if full else [0.1] * 62, 1, 2, range(62), own[4] if full else None
+        )
     elif name == "perturb":
         lists.perturb(own[0][0], own[1][0], 1, 2, 3, 1e-30)
     elif name == "all_finite":
         lists.all_finite(own[0])
     elif name == "vogn":
         numbers = update.VOGNNumbers(0.1, 0.9, 0.1, 0.1, 1.0, 1.0)
-        lists.vogn(*own[:5], *((*own[5:7], numbers, *own[7:]) if full else (0.1, None, numbers, None, None)), flag)
+        lists.vogn(
+            *own[:5], *((*own[5:7], numbers, *own[7:]) if full else (0.1, None, numbers, None, None)), flag
+        )
     elif name == "ivon":
         numbers = update.IVONNumbers(0.1, 0.9, 0.1, 1.0, 1.0, 1.0, 1.0)
         lists.ivon(*own[:5], *((*own[5:7], numbers, own[7]) if full else (0.1, None, numbers, None)), flag)
@@ -137,7 +141,10 @@ LISTS: dict[str, Callable[[], None]] = {
     "vogn float64": lambda: of_lists("vogn", torch.float64),
     "ivon": lambda: of_lists("ivon"),
     "restore": lambda: of_lists("restore"),
-    **{f"{name}, the least": (lambda name=name: of_lists(name, full=False)) for name in ("sample", "vogn", "ivon")},
+    **{
+        f"{name}, the least": (lambda name=name: of_lists(name, full=False))
+        for name in ("sample", "vogn", "ivon")
+    },
 }
 
 
@@ -201,7 +208,9 @@ def test_layers_with_few_channels(inputs, outputs, groups, started, tmp_path):
 def test_batch_norm(last, capability, started, tmp_path):
     layout = torch.channels_last if last else torch.contiguous_format
     x = torch.zeros(8, 64, 32, 32).to(memory_format=layout)
-    normalisation.batch_norm_backward(x, x.clone(), torch.ones(64), torch.zeros(64), torch.ones(64), True, True)
+    normalisation.batch_norm_backward(
+        x, x.clone(), torch.ones(64), torch.zeros(64), torch.ones(64), True, True
+    )
     assert len(started) == 3
     for launch in started:
         found = usage(compiled(launch, capability).asm["cubin"], tmp_path)

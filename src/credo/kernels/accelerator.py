@@ -24,6 +24,7 @@ TASKS = (
 Function = Callable[..., Any]
 _plain: dict[str, Function] = {}
 _offered: dict[str, list[Function]] = {task: [] for task in TASKS}
+_asked: list[str] = []  # who was asked what they offer
 _budget = [BUDGET]
 
 
@@ -43,6 +44,9 @@ def offer(task: str, function: Function) -> None:
 
 def run(task: str, *arguments: Any) -> Any:
     """The task, by the first implementation that takes these arguments."""
+    if not _asked:
+        _asked.append("triton")
+        import_module("credo.kernels.triton.offers").offer_all()  # which does not import Triton yet
     for function in _offered[task]:
         if (found := function(*arguments)) is not NotImplemented:
             return found

@@ -33,7 +33,9 @@ def largest(a: list[Tensor], b: list[Tensor]) -> float:
     return max((float((x - y).abs().max()) for x, y in zip(a, b, strict=True) if x.numel()), default=0.0)
 
 
-@pytest.mark.parametrize(("seed", "stream", "index"), [(0, 0, 0), (SEED, STREAM, 2**32 - 1), (1, 2**64 - 1, 5)])
+@pytest.mark.parametrize(
+    ("seed", "stream", "index"), [(0, 0, 0), (SEED, STREAM, 2**32 - 1), (1, 2**64 - 1, 5)]
+)
 def test_words_are_those_of_the_other_kernels_bit_for_bit(seed, stream, index):
     count = 96
     out = torch.empty(4 * count, dtype=torch.int64)
@@ -115,7 +117,10 @@ ALL = (True, True, True, True)
     ("priors", "prior_means", "away", "averages", "dtype", "refused"),
     [(*form, torch.float32, None) for form in FORMS]
     + [(*form, torch.float64, refused) for form in (FORMS[0], ALL) for refused in (None, False, True)]
-    + [(False, False, away, averages, torch.float32, True) for away, averages in product([False, True], repeat=2)],
+    + [
+        (False, False, away, averages, torch.float32, True)
+        for away, averages in product([False, True], repeat=2)
+    ],
 )
 def test_vogn(priors, prior_means, away, averages, dtype, refused):
     state = [row(k, dtype, low=0.1 * (k == 2)) for k in range(3)]
@@ -201,7 +206,12 @@ def test_layouts_that_are_alike_are_taken_and_others_are_not():
     expected = others[2] * (image - others[0])
     lists.restore([image], [others[0]], [others[1]], [others[2]], False)
     assert torch.equal(others[1], expected)
-    for wrong in (torch.rand(2, 3, 4, 5), torch.rand(2, 3, 4, 10)[..., ::2], others[0].double(), others[0].half()):
+    for wrong in (
+        torch.rand(2, 3, 4, 5),
+        torch.rand(2, 3, 4, 10)[..., ::2],
+        others[0].double(),
+        others[0].half(),
+    ):
         before = image.clone()
         assert lists.restore([image], [wrong], [others[1]], [others[2]], False) is NotImplemented
         assert torch.equal(image, before)

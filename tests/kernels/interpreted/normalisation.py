@@ -46,7 +46,10 @@ def compare(shape: tuple[int, ...], dtype: torch.dtype, training: bool, affine: 
         x, g = (t.to(memory_format=torch.channels_last) for t in (x, g))
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     weight = torch.randn(shape[1], generator=generator, dtype=wide) if affine else None
-    running = torch.randn(shape[1], generator=generator).double(), torch.rand(shape[1], generator=generator).double()
+    running = (
+        torch.randn(shape[1], generator=generator).double(),
+        torch.rand(shape[1], generator=generator).double(),
+    )
     expected, mean, invstd = truth(x, g, weight, *running, training, 1e-3)
     found = batch_norm_backward(x, g, weight, mean.to(wide), invstd.to(wide), training, True)
     assert found[0] is not None
@@ -69,11 +72,15 @@ def test_gaps_between_elements():
 
 
 def test_the_input_may_need_no_gradient():
-    found = batch_norm_backward(torch.ones(2, 3), torch.ones(2, 3), None, torch.zeros(3), torch.ones(3), True, False)
+    found = batch_norm_backward(
+        torch.ones(2, 3), torch.ones(2, 3), None, torch.zeros(3), torch.ones(3), True, False
+    )
     assert found[0] is None
     assert torch.equal(found[3], torch.full((3,), 2.0))
 
 
 def test_what_it_is_not_for():
     empty = torch.ones(0, 3)
-    assert batch_norm_backward(empty, empty, None, torch.zeros(3), torch.ones(3), True, True) is NotImplemented
+    assert (
+        batch_norm_backward(empty, empty, None, torch.zeros(3), torch.ones(3), True, True) is NotImplemented
+    )

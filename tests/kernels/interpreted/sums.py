@@ -104,7 +104,11 @@ def problem(case, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, G
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d in zip(size, at.kernel_size, at.stride, at.padding, at.dilation, strict=True)
     ]
-    return normals(0, examples, inputs, *size, dtype=dtype), normals(1, examples, outputs, *places, dtype=dtype), at
+    return (
+        normals(0, examples, inputs, *size, dtype=dtype),
+        normals(1, examples, outputs, *places, dtype=dtype),
+        at,
+    )
 
 
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
@@ -133,7 +137,9 @@ def test_inputs_with_gaps_and_repetitions():
     wide = normals(0, 3, 2, 10, 12)[:, :, ::2, ::2]
     assert_sums(sums.convolution_sums(wide, g, at), rows(wide, g, at))
     same = x[:1].expand(3, 2, 5, 6)
-    assert_sums(sums.convolution_sums(same, g.transpose(2, 3).contiguous().transpose(2, 3), at), rows(same, g, at))
+    assert_sums(
+        sums.convolution_sums(same, g.transpose(2, 3).contiguous().transpose(2, 3), at), rows(same, g, at)
+    )
 
 
 @pytest.mark.parametrize("programs", [1, 2, 3, 512])

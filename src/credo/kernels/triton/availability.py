@@ -123,7 +123,9 @@ def triton_version() -> str:
 @cache
 def interpreted() -> bool:
     """Whether Triton interprets its programs instead of compiling them."""
-    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes") and not import_failure()
+    return (
+        os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes") and not import_failure()
+    )
 
 
 def give_up(program: str, error: Exception) -> None:

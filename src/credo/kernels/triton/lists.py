@@ -36,7 +36,7 @@ def sample(
         return NotImplemented
     numbers = _numbers(found, scales, shifts if one else 0.0)
     flags = {"SHIFTS": not one, "MOVED": offsets is not None}
-    arguments = found.place, numbers, *key(seed, stream), found.count
+    arguments = found.place, numbers, *key(seed, stream), found.length
     if not launch("lists.sample", (found.programs,), *arguments, **flags, **found.constants):
         return NotImplemented
     return increment_version(list(weights))
@@ -47,7 +47,7 @@ def perturb(mean: Tensor, variance: Tensor, seed: int, stream: int, index: int, 
     found = table([[mean], [variance]], [index])
     if found is None:
         return NotImplemented
-    arguments = found.place, _numbers(found, tiny), *key(seed, stream), found.count
+    arguments = found.place, _numbers(found, tiny), *key(seed, stream), found.length
     if not launch("lists.perturb", (found.programs,), *arguments, **found.constants):
         return NotImplemented
     return increment_version([mean, variance])
@@ -64,7 +64,7 @@ def all_finite(tensors: Row) -> Any:
     flag = tensors[0].new_ones((), dtype=torch.bool)
     for found in tables:
         assert found is not None
-        arguments = found.place, flag.view(torch.int8), found.count
+        arguments = found.place, flag.view(torch.int8), found.length
         if not launch("lists.all_finite", (found.programs,), *arguments, **found.constants):
             return NotImplemented
     return flag
@@ -85,14 +85,26 @@ def vogn(
 ) -> Any:
     """VOGN's update."""
     one = is_number(priors)
-    rows = means, momenta, curvatures, gradients, squares, None if one else priors, prior_means, places, offsets
+    rows = (
+        means,
+        momenta,
+        curvatures,
+        gradients,
+        squares,
+        None if one else priors,
+        prior_means,
+        places,
+        offsets,
+    )
     found = table(rows)
     if found is None:
         return NotImplemented
     lr, beta1, beta2, damping, gradient, square, weight = numbers
     own = _numbers(found, lr, beta1, beta2, damping, gradient, square, priors if one else 0.0, weight)
     flags = {"AWAY": places is not None, "AVERAGES": offsets is not None}
-    return _update("lists.vogn", found, own, flag, flags, rows, [*means, *momenta, *curvatures, *(offsets or ())])
+    return _update(
+        "lists.vogn", found, own, flag, flags, rows, [*means, *momenta, *curvatures, *(offsets or ())]
+    )
 
 
 def ivon(
@@ -110,13 +122,25 @@ def ivon(
 ) -> Any:
     """IVON's update; with offsets that of the iterates."""
     one = is_number(priors)
-    rows = means, momenta, curvatures, gradients, products, None if one else priors, prior_means, None, offsets
+    rows = (
+        means,
+        momenta,
+        curvatures,
+        gradients,
+        products,
+        None if one else priors,
+        prior_means,
+        None,
+        offsets,
+    )
     found = table(rows)
     if found is None:
         return NotImplemented
     own = _numbers(found, *numbers, priors if one else 0.0, weight)
     flags = {"AVERAGES": offsets is not None}
-    return _update("lists.ivon", found, own, flag, flags, rows, [*means, *momenta, *curvatures, *(offsets or ())])
+    return _update(
+        "lists.ivon", found, own, flag, flags, rows, [*means, *momenta, *curvatures, *(offsets or ())]
+    )
 
 
 def restore(weights: Row, means: Row, products: Row, gradients: Row, add: bool) -> Any:
@@ -124,7 +148,7 @@ def restore(weights: Row, means: Row, products: Row, gradients: Row, add: bool) 
     found = table([weights, means, products, gradients])
     if found is None:
         return NotImplemented
-    arguments = found.place, found.count
+    arguments = found.place, found.length
     if not launch("lists.restore", (found.programs,), *arguments, ADD=add, **found.constants):
         return NotImplemented
     return increment_version([*weights, *products])
@@ -140,8 +164,15 @@ def _update(
     changed: list[Tensor],
 ) -> Any:
     own = found.place if flag is None else flag.view(torch.int8)
-    flags = {**flags, "CHECKED": flag is not None, "PRIORS": rows[5] is not None, "PRIOR_MEANS": rows[6] is not None}
-    if not launch(name, (found.programs,), found.place, numbers, own, found.count, **flags, **found.constants):
+    flags = {
+        **flags,
+        "CHECKED": flag is not None,
+        "PRIORS": rows[5] is not None,
+        "PRIOR_MEANS": rows[6] is not None,
+    }
+    if not launch(
+        name, (found.programs,), found.place, numbers, own, found.length, **flags, **found.constants
+    ):
         return NotImplemented
     return increment_version(changed)
 
@@ -155,5 +186,5 @@ def key(seed: int, stream: int) -> tuple[int, int, int, int]:
 
 def _numbers(found: Table, *columns: Any) -> Tensor:
     """A row of numbers for each tensor."""
-    rows = zip(*[each(column, found.count) for column in columns], strict=True)
+    rows = zip(*[each(column, found.length) for column in columns], strict=True)
     return on_device(tuple(chain.from_iterable(rows)), found.place.device, torch.float64)

@@ -10,6 +10,7 @@ from credo.kernels.triton.launching import blocks, launch, power
 from credo.kernels.triton.tables import HOW
 
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+FILE = "normalisation"  # of the programs
 TILE = 1024  # numbers that a program looks at together
 
 
@@ -38,26 +39,22 @@ def batch_norm_backward(
     totals = x.new_empty((4, channels), dtype=acc)
     sizes = examples, channels, places
     strides = *flat_strides(x), *flat_strides(g)
-    tiles = {"ACC": acc, "BC": tile_c, "BP": tile_p, **HOW}
-    done = launch(
-        *("normalisation.batch_norm_shares", (examples, of_channels), x, g, mean, invstd, shares, *sizes),
-        *strides,
-        **tiles,
-    ) and launch(
-        *("normalisation.batch_norm_totals", (blocks(channels, 32),), shares, totals, examples, channels),
-        **{"ACC": acc, "BM": 32, "BC": 32, **HOW},
-    )
-    if not done:
+    tile: dict[str, Any] = {"ACC": acc, "BC": tile_c, "BP": tile_p, **HOW}
+    grid: tuple[int, ...] = examples, of_channels
+    if not launch(f"{FILE}.batch_norm_shares", grid, x, g, mean, invstd, shares, *sizes, *strides, **tile):
+        return NotImplemented
+    columns: dict[str, Any] = {"ACC": acc, "BM": 32, "BC": 32, **HOW}
+    grid = (blocks(channels, 32),)
+    if not launch(f"{FILE}.batch_norm_totals", grid, shares, totals, examples, channels, **columns):
         return NotImplemented
     gx = torch.empty_like(x) if need_input else None
     if gx is not None:
         if not flat_strides(gx)[2]:
             gx = torch.empty_like(x, memory_format=torch.contiguous_format)
+        tile |= {"AFFINE": weight is not None, "TRAINING": training}
         grid = examples, of_channels, blocks(places, tile_p)
-        if not launch(
-            *("normalisation.batch_norm_input", grid, x, g, mean if weight is None else weight, mean, invstd),
-            *(totals, gx, *sizes, *strides, *flat_strides(gx)),
-            **{"AFFINE": weight is not None, "TRAINING": training, **tiles},
-        ):
+        own = x, g, mean if weight is None else weight, mean, invstd, totals, gx
+        where = *sizes, *strides, *flat_strides(gx)
+        if not launch(f"{FILE}.batch_norm_input", grid, *own, *where, **tile):
             return NotImplemented
     return gx, totals[0], totals[1], totals[2], totals[3]

@@ -33,11 +33,9 @@ def sequence_sums(x: Tensor, g: Tensor) -> Any:
     tiles = blocks(outputs, tile_o) * blocks(inputs, tile_i)
     per, shares = _shares(examples, tiles, outputs * inputs)
     out = x.new_empty((2, shares, outputs, inputs), dtype=torch.float32)
-    done = launch(
-        *("sums.sequence_sums", (tiles, shares), x, g, out, examples, places, inputs, outputs),
-        *(*x.stride(), *g.stride()),
-        **{"PER": per, "BO": tile_o, "BI": tile_i, "BT": ALONG, **_way(x, convolution=False)},
-    )
+    arguments = (x, g, out, examples, places, inputs, outputs, *x.stride(), *g.stride())
+    tile = {"PER": per, "BO": tile_o, "BI": tile_i, "BT": ALONG}
+    done = launch("sums.sequence_sums", (tiles, shares), *arguments, **tile, **_way(x, convolution=False))
     return _added(out) if done else NotImplemented
 
 
@@ -59,13 +57,13 @@ def convolution_sums(x: Tensor, g: Tensor, at: Geometry) -> Any:
     tiles = blocks(outputs, tile_o) * blocks(line, tile_k)
     per, shares = _shares(examples, tiles * at.groups, g.shape[1] * line)
     out = x.new_empty((2, shares, *shape), dtype=torch.float32)
-    done = launch(
-        *("sums.convolution_sums", (tiles, shares, at.groups), x, g, out, examples, inputs, outputs),
-        *(*x.shape[2:], math.prod(g.shape[2:]), g.shape[3], *x.stride(), *flat_strides(g)),
-        *(*at.stride, *at.padding, *at.dilation),
-        **{"KH": at.kernel_size[0], "KW": at.kernel_size[1], "LAST": x.stride(1) == 1 and inputs > 1},
-        **{"PER": per, "BO": tile_o, "BK": tile_k, "BP": ALONG, **_way(x, convolution=True)},
-    )
+    sizes = (examples, inputs, outputs, *x.shape[2:], math.prod(g.shape[2:]), g.shape[3])
+    moves = (*x.stride(), *flat_strides(g), *at.stride, *at.padding, *at.dilation)
+    last = x.stride(1) == 1 and inputs > 1
+    tile = {"KH": at.kernel_size[0], "KW": at.kernel_size[1], "LAST": last, "PER": per}
+    tile |= {"BO": tile_o, "BK": tile_k, "BP": ALONG}
+    grid, way = (tiles, shares, at.groups), _way(x, convolution=True)
+    done = launch("sums.convolution_sums", grid, x, g, out, *sizes, *moves, **tile, **way)
     return _added(out) if done else NotImplemented
 
 
@@ -81,8 +79,8 @@ def _shares(examples: int, tiles: int, weights: int) -> tuple[int, int]:
     return per, blocks(examples, per)
 
 
-def _way(x: Tensor, convolution: bool) -> dict[str, object]:
-    """How float32 is multiplied: as torch's own layers are told to. Numbers gathered one by one fill registers early."""
+def _way(x: Tensor, convolution: bool) -> dict[str, Any]:
+    """How float32 is multiplied: as torch's own layers are told to. Numbers gathered one by one fill registers."""
     exact = x.dtype is torch.float32 and not _tf32(convolution)
     stages = 2 if convolution and x.dtype is torch.float32 else 3
     precision = "ieee" if exact else "tf32"
@@ -90,7 +88,7 @@ def _way(x: Tensor, convolution: bool) -> dict[str, object]:
 
 
 def _tf32(convolution: bool) -> bool:
-    backend = torch.backends.cudnn.conv if convolution else torch.backends.cuda.matmul
+    backend: Any = torch.backends.cudnn.conv if convolution else torch.backends.cuda.matmul  # type: ignore[attr-defined]
     return str(backend.fp32_precision) == "tf32"
 
 

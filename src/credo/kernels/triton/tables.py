@@ -5,7 +5,7 @@ A table that was seen before is on the device already. A new one goes there from
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,10 +25,10 @@ _known: dict[tuple[torch.device, int, torch.dtype, tuple[float, ...]], Tensor] =
 class Table(NamedTuple):
     """What the programs of `programs/lists.py` want to know of a list."""
 
-    place: Tensor  # (rows, count) int64
-    count: int
+    place: Tensor  # (rows, length) int64
+    length: int
     programs: int
-    constants: dict[str, object]  # the type of the elements, and how they are cut
+    constants: dict[str, Any]  # the type of the elements, and how they are cut
 
 
 def table(rows: Sequence[Row | None], *columns: Sequence[int]) -> Table | None:

@@ -34,18 +34,16 @@ def _number(numbers, which, column, EACH: tl.constexpr, T: tl.constexpr):
 @triton.jit
 def _divided(a, b, T: tl.constexpr):
     """Correctly rounded: `/` of float32 is not."""
-    if T == tl.float64:
+    if tl.float64 == T:
         return a / b
-    else:
-        return tl.div_rn(a, b)
+    return tl.div_rn(a, b)
 
 
 @triton.jit
 def _root(x, T: tl.constexpr):
-    if T == tl.float64:
+    if tl.float64 == T:
         return tl.sqrt(x)
-    else:
-        return tl.sqrt_rn(x)
+    return tl.sqrt_rn(x)
 
 
 # ------------------------------------------------------------------------------------------------ noise
@@ -72,7 +70,7 @@ def _unsigned(value):
 def _lane_words(position, index, seed_low, seed_high, stream_low, stream_high, T: tl.constexpr):
     """The four words of the block that an element's number comes from, and its lane in its tile of 64."""
     tile, lane = position // 64, (position % 32).to(tl.int32)
-    own = lane if T == tl.float64 else lane // 2
+    own = lane if tl.float64 == T else lane // 2
     block = (tile * 32 + own).to(tl.uint32)
     zero = block * 0
     x, y, z, w = _philox(
@@ -113,8 +111,8 @@ def _single(x, y, z, w, lane, second):
     t = (((angle >> 2) | 1).to(tl.int32) - 0x20000000).to(tl.float32) * 1.4629180792671596e-09  # π/4 · 2⁻²⁹
     s = t * t
     sine = t + t * s * ((s * -1.9515295891e-4 + 8.3321608736e-3) * s - 1.6666654611e-1)
-    cosine = 1.0 - 0.5 * s + s * s * (
-        (s * 2.443315711809948e-5 - 1.388731625493765e-3) * s + 4.166664568298827e-2
+    cosine = (
+        1.0 - 0.5 * s + s * s * ((s * 2.443315711809948e-5 - 1.388731625493765e-3) * s + 4.166664568298827e-2)
     )
     return tl.where(((angle & 2) == 2) ^ second, r * sine, r * cosine)
 
@@ -127,7 +125,9 @@ def _double(x, y, z, w, second):
     u = ((radius >> 11) | 1).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16  # 2⁻⁵³
     length = tl.sqrt(-2.0 * tl.log(u))
     r = tl.where((angle & 1) == 1, -length, length)
-    t = (((angle >> 11) | 1).to(tl.int64) - 0x10000000000000).to(tl.float64) * 1.743934249004316e-16  # π/4 · 2⁻⁵²
+    t = (((angle >> 11) | 1).to(tl.int64) - 0x10000000000000).to(
+        tl.float64
+    ) * 1.743934249004316e-16  # π/4 · 2⁻⁵²
     s = t * t  # fdlibm's polynomials: the library's own also reduce arguments beyond π/4, in many registers
     p = s * 1.58969099521155010221e-10 - 2.50507602534068634195e-08
     p = p * s + 2.75573137070700676789e-06
@@ -148,10 +148,9 @@ def _normal(position, index, seed_low, seed_high, stream_low, stream_high, T: tl
     """ε at the positions, the numbers of `gaussian.h` and `philox.py`."""
     x, y, z, w, lane = _lane_words(position, index, seed_low, seed_high, stream_low, stream_high, T)
     second = (position // 32) % 2 == 1
-    if T == tl.float64:
+    if tl.float64 == T:
         return _double(x, y, z, w, second)
-    else:
-        return _single(x, y, z, w, lane, second)
+    return _single(x, y, z, w, lane, second)
 
 
 KEY = ["seed_low", "seed_high", "stream_low", "stream_high", "count"]

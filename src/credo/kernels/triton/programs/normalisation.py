@@ -1,6 +1,6 @@
 """Programs for the way back through BatchNorm, in three launches: aᵢ and bᵢ of each example, their sums, gx.
 
-    x̂ = (x − mean)·invstd        aᵢ = Σₚ x̂ᵢₚ gᵢₚ        bᵢ = Σₚ gᵢₚ
+x̂ = (x − mean)·invstd        aᵢ = Σₚ x̂ᵢₚ gᵢₚ        bᵢ = Σₚ gᵢₚ
 """
 
 import triton
@@ -40,7 +40,9 @@ def batch_norm_totals(shares, out, examples, channels, ACC: tl.constexpr, BM: tl
         m = begin + rows
         inside = (m[:, None] < examples) & there[None, :]
         of_a = tl.load(shares + m[:, None].to(tl.int64) * channels + c[None, :], inside, other=0.0)
-        of_b = tl.load(shares + (examples + m)[:, None].to(tl.int64) * channels + c[None, :], inside, other=0.0)
+        of_b = tl.load(
+            shares + (examples + m)[:, None].to(tl.int64) * channels + c[None, :], inside, other=0.0
+        )
         a += tl.sum(of_a, 0)
         aa += tl.sum(of_a * of_a, 0)
         b += tl.sum(of_b, 0)

@@ -24,7 +24,7 @@ def sequence_sums(
     first = share.to(tl.int64) * PER
     x += first * sxm
     g += first * sgm
-    for _ in range(0, tl.minimum(PER, examples - share * PER)):
+    for _ in range(tl.minimum(PER, examples - share * PER)):
         r = tl.zeros((BO, BI), tl.float32)
         for begin in range(0, places, BT):
             at = begin + t
@@ -81,7 +81,7 @@ def convolution_sums(
     first = share.to(tl.int64) * PER
     x += first * sxm
     g += first * sgm
-    for _ in range(0, tl.minimum(PER, examples - share * PER)):
+    for _ in range(tl.minimum(PER, examples - share * PER)):
         r = tl.zeros((BO, BK), tl.float32)
         for begin in range(0, places, BP):
             q = begin + p
