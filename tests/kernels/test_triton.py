@@ -106,10 +106,10 @@ class OnCard:
 
 @installed
 def test_all_is_well(gpu):
-    found = availability.accelerator()
-    assert found.enabled
-    assert "A Card" in found.reason
-    assert str(found).startswith("credo on the GPU: Triton")
+    found = credo.kernels.status()
+    assert found.accelerator == "Triton"
+    assert "A Card" in found.accelerator_reason
+    assert "; on the GPU: Triton; version 3" in str(found)
     assert availability.runs_for(OnCard())
 
 
@@ -182,10 +182,10 @@ OF_TORCH = ("no CUDA", "no driver", "no GPU", "old driver")  # then no tensor is
 def test_obstacles_are_said_in_one_line(name, gpu):
     prepare, words = OBSTACLES[name]
     prepare(gpu)
-    found = availability.accelerator()
-    assert not found.enabled
-    assert words in found.reason
-    assert "\n" not in str(found)
+    found = credo.kernels.status()
+    assert found.accelerator == ("none" if name in OF_TORCH else "plain torch")
+    assert words in found.on_the_gpu
+    assert "\n" not in found.on_the_gpu
 
 
 @pytest.mark.parametrize("name", [name for name in OBSTACLES if name not in (*OF_TORCH, "switched off")])
@@ -214,7 +214,7 @@ def test_a_program_that_cannot_be_compiled_is_given_up(gpu):
     with pytest.warns(RuntimeWarning, match="the program lists.restore could not run") as told:
         assert not launching.launch(*arguments, ADD=True, **table.constants)
     assert len(told) == 1
-    assert not availability.accelerator().enabled
+    assert availability.accelerator()[0] == "plain torch"
     assert not availability.runs_for(OnCard())
     before = torch.rand(3), torch.rand(3), torch.rand(3), torch.rand(3)
     own = [[t.clone()] for t in before]

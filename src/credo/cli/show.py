@@ -22,6 +22,7 @@ from credo.experiments.recipe import Recipe, Row, Training
 from credo.experiments.recipes import RECIPES, recipe
 
 PACKAGES = (
+    "triton",
     "numpy",
     "safetensors",
     "rich",
@@ -49,6 +50,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "torch", f"{torch.__version__}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
     running = f"C++ ({status.instruction_set})" if status.enabled else "pure torch"
     yield "kernels", f"{running}; {status.reason}"
+    yield "on a GPU", status.on_the_gpu
     yield "devices", ", ".join(_devices())
     yield "packages", ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
 

@@ -43,10 +43,18 @@ class Status:
     library: Path | None
     reason: str
     threads: int
+    accelerator: str = "none"  # what runs on a GPU: "Triton", "plain torch", or "none" where there is no GPU
+    accelerator_reason: str = ""
 
     def __str__(self) -> str:
         which = f"C++, {self.instruction_set}" if self.enabled else "pure torch"
-        return f"credo kernels: {which}, {self.threads} thread(s); {self.reason}"
+        line = f"credo kernels: {which}, {self.threads} thread(s); {self.reason}"
+        return line if self.accelerator == "none" else f"{line}; on the GPU: {self.on_the_gpu}"
+
+    @property
+    def on_the_gpu(self) -> str:
+        """One line: what runs there, and why."""
+        return f"{self.accelerator}; {self.accelerator_reason}"
 
 
 def status() -> Status:
@@ -54,12 +62,14 @@ def status() -> Status:
     library, failure = load()
     found = LIBRARY if library else None
     chosen, asked_by = choice()
-    threads = torch.get_num_threads()
+    from credo.kernels.triton.availability import accelerator  # which asks this file what was chosen
+
+    rest = torch.get_num_threads(), *accelerator()
     if chosen == "off":
-        return Status(False, "none", found, f"switched off by {asked_by}", threads)
+        return Status(False, "none", found, f"switched off by {asked_by}", *rest)
     if library is None:
-        return Status(False, "none", None, failure, threads)
-    return Status(True, instruction_set(), found, f"chosen by {asked_by}", threads)
+        return Status(False, "none", None, failure, *rest)
+    return Status(True, instruction_set(), found, f"chosen by {asked_by}", *rest)
 
 
 @final

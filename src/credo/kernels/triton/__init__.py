@@ -4,6 +4,6 @@ Nothing here imports Triton until the first of them runs. Where it cannot, `runs
 warning, and the same is done in plain torch.
 """
 
-from credo.kernels.triton.availability import AcceleratorStatus, accelerator, runs_for
+from credo.kernels.triton.availability import accelerator, runs_for
 
-__all__ = ["AcceleratorStatus", "accelerator", "runs_for"]
+__all__ = ["accelerator", "runs_for"]

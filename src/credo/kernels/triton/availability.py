@@ -7,7 +7,6 @@ which only the tests give them.
 import ctypes
 import os
 import warnings
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -20,17 +19,6 @@ from credo.kernels import native
 
 OLDEST = (8, 0)  # compute capability: tensor cores of older devices know neither bfloat16 nor TF32
 _given_up: list[str] = []  # why, where a program could not be compiled or started: none is tried again
-
-
-@dataclass(frozen=True)
-class AcceleratorStatus:
-    """Which kernels run on the GPU, and why."""
-
-    enabled: bool  # Triton; where not, plain torch
-    reason: str
-
-    def __str__(self) -> str:
-        return f"credo on the GPU: {'Triton' if self.enabled else 'plain torch'}; {self.reason}"
 
 
 def runs_for(tensor: Tensor) -> bool:
@@ -47,17 +35,16 @@ def runs_for(tensor: Tensor) -> bool:
     return not failure
 
 
-def accelerator() -> AcceleratorStatus:
-    """What happens to tensors on the current CUDA device, and why."""
-    chosen, asked_by = native.choice()
-    if chosen == "off":
-        return AcceleratorStatus(False, f"switched off by {asked_by}")
+def accelerator() -> tuple[str, str]:
+    """What runs on the current GPU ("Triton", "plain torch", or "none" where there is none), and why."""
     if failure := driver_failure():
-        return AcceleratorStatus(False, failure)
+        return "none", failure
     index = torch.cuda.current_device()
-    if failure := failure_on(index):
-        return AcceleratorStatus(False, failure)
-    return AcceleratorStatus(True, f"Triton {triton_version()} on {torch.cuda.get_device_name(index)}")
+    chosen, asked_by = native.choice()
+    failure = f"Triton is switched off by {asked_by}" if chosen == "off" else failure_on(index)
+    if failure:
+        return "plain torch", failure
+    return "Triton", f"version {triton_version()}, {torch.cuda.get_device_name(index)}"
 
 
 def failure_on(index: int) -> str:

@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version
 
 from credo.kernels.tensors import Row, each, is_number
 from credo.kernels.triton.launching import launch
-from credo.kernels.triton.tables import Table, on_device, table
+from credo.kernels.triton.tables import ListTable, on_device, table
 
 
 def sample(
@@ -156,7 +156,7 @@ def restore(weights: Row, means: Row, products: Row, gradients: Row, add: bool) 
 
 def _update(
     name: str,
-    found: Table,
+    found: ListTable,
     numbers: Tensor,
     flag: Tensor | None,
     flags: dict[str, bool],
@@ -184,7 +184,7 @@ def key(seed: int, stream: int) -> tuple[int, int, int, int]:
     return low, high, first, second
 
 
-def _numbers(found: Table, *columns: Any) -> Tensor:
+def _numbers(found: ListTable, *columns: Any) -> Tensor:
     """A row of numbers for each tensor."""
     rows = zip(*[each(column, found.length) for column in columns], strict=True)
     return on_device(tuple(chain.from_iterable(rows)), found.place.device, torch.float64)

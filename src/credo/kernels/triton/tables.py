@@ -22,7 +22,7 @@ WIDE = (torch.float32, torch.float64)
 _known: dict[tuple[torch.device, int, torch.dtype, tuple[float, ...]], Tensor] = {}
 
 
-class Table(NamedTuple):
+class ListTable(NamedTuple):
     """What the programs of `programs/lists.py` want to know of a list."""
 
     place: Tensor  # (rows, length) int64
@@ -31,7 +31,7 @@ class Table(NamedTuple):
     constants: dict[str, Any]  # the type of the elements, and how they are cut
 
 
-def table(rows: Sequence[Row | None], *columns: Sequence[int]) -> Table | None:
+def table(rows: Sequence[Row | None], *columns: Sequence[int]) -> ListTable | None:
     """Of rows of tensors, with further whole numbers of each tensor before the addresses; None if not for them.
 
     They want all tensors on one device, of one type, float32 or float64, and the elements of each parameter's tensors
@@ -53,7 +53,7 @@ def table(rows: Sequence[Row | None], *columns: Sequence[int]) -> Table | None:
     flat = (*starts[:-1], *numels, *(n for own in (*columns, *addresses) for n in own))
     aligned = all(address % 16 == 0 for own in addresses for address in own)
     constants = {"T": dtype, "ALIGNED": aligned, "BLOCK": BLOCK, "TENSORS": power(count, 1, MANY), **HOW}
-    return Table(on_device(flat, device, torch.int64), count, starts[-1], constants)
+    return ListTable(on_device(flat, device, torch.int64), count, starts[-1], constants)
 
 
 def on_device(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
