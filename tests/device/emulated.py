@@ -35,7 +35,17 @@ import credo
 NAME = "npu"
 COUNT = 2
 SOURCE = str(Path(credo.__file__).parent) + "/"
-FREE = ("aten.empty", "aten.new_empty", "aten.detach", "aten.alias", "aten.lift", "aten.set_", "aten.resize_")
+FREE = (
+    "aten._unsafe_view",
+    "aten.empty",
+    "aten.new_empty",
+    "aten.detach",
+    "aten.alias",
+    "aten.lift",
+    "aten.set_",
+    "aten.resize_",
+)
+COPIED = "aten._local_scalar_dense"  # a copy of one number, and a wait
 WAITS = {
     "aten._local_scalar_dense.default",
     "aten.nonzero.default",
@@ -172,6 +182,12 @@ class OnDevice(Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"OnDevice({self.inner!r})"
 
+    def tolist(self) -> Any:
+        """One wait, which torch refuses for subclasses of tensors."""
+        if _seen:
+            _seen[-1].waits[f"{place()} tolist"] += 1
+        return self.inner.tolist()
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
@@ -287,7 +303,12 @@ def _note(func: Any, name: str, args: Any, devs: list[OnDevice], hosts: list[Ten
         seen.copies[f"{where} {way}"] += size
         if way == "to the host":
             seen.waits[f"{where} {name}"] += 1
-    if (devs or is_ours(target)) and not name.startswith(FREE) and not func.is_view:
+    if (
+        (devs or is_ours(target))
+        and not name.startswith(FREE)
+        and not func.is_view
+        and not name.startswith(COPIED)
+    ):
         seen.launches[where] += 1
         seen.operations[name] += 1
 

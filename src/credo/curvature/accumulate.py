@@ -55,6 +55,10 @@ WHOLE = Share(1.0, 1.0)
 class SquareAccumulator:
     """Σᵢ rᵢ² for each watched parameter, as the backward passes of one block deliver it."""
 
+    # On an accelerator nobody waits for the number of targets that a loss has not ignored: the sum of their weights
+    # and how many there are, for whoever reads the rest of the step.
+    assumed: tuple[tuple[Tensor, int], ...] = ()
+
     def __init__(
         self,
         parameters: Mapping[int, Tensor],
@@ -83,6 +87,7 @@ class SquareAccumulator:
         self.irregular: Irregular | None = None
         self.closed = False
         self.current: BackwardPass | None = None
+        self.assumes = False  # whether somebody else checks that no target is ignored: see `assumed`
 
     def keep(self, current: BackwardPass, keys: Sequence[int], squares: Sequence[Tensor]) -> None:
         """Notes the squares of parameters that one operation alone has used."""

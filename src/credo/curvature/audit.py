@@ -21,7 +21,7 @@ from credo.curvature.loss_factor import of_a_mean, outer_factors, refuse_number_
 from credo.curvature.misused_rows import LOOKED_AT, look_at, look_at_operation, look_at_row_for_all
 from credo.curvature.passes import JOINS, check_joined, check_one_example
 from credo.curvature.reductions import check_sum, read_mean
-from credo.curvature.rule import Operation
+from credo.curvature.rule import WIDE, Operation
 from credo.curvature.rules import Generic
 from credo.curvature.rules.recurrent import Recurrent
 from credo.curvature.torch_private import (
@@ -116,7 +116,7 @@ def _count_in_the_loss(
             known is not None
             and len(call.roots) == 1
             and call.seeds[0] is None
-            and known.is_mean_of_all(nodes[0])
+            and known.is_mean_of_all(nodes[0], accumulator, examples)
         ):
             accumulator.factors = accumulator.outer = ()
             if accumulator.shares:
@@ -199,7 +199,11 @@ def _watched_operations(
             if not known and (kind is LEAF or kind is DERIVED):
                 _check_edge(node, child, accumulator)
             if kind is LEAF:
-                edges.append(-2 if type(child.variable) is Parameter else FOREIGN)
+                leaf = child.variable
+                ours = type(leaf) is Parameter or isinstance(
+                    leaf, Parameter
+                )  # the second for subclasses of tensors
+                edges.append(-2 if ours else FOREIGN)
                 continue
             place = seen.get(child)
             if place is None:
@@ -346,12 +350,19 @@ class Structure:
         self._chooses = name.startswith("NllLoss")
         self.joins_are_right = False  # whether what is put behind each other was looked at
 
-    def is_mean_of_all(self, root: Any) -> bool:
+    def is_mean_of_all(self, root: Any, accumulator: SquareAccumulator, examples: int) -> bool:
         """Whether the root is a mean over all rows; False where that has to be read."""
         if not self._chooses:
             return self._plain
         weight, total, target = _of_nll_loss(root)
-        return self._plain and weight is None and bool(total == target.numel())  # none is ignored
+        count = target.numel()
+        if not self._plain or weight is not None:
+            return False
+        exact = total.dtype in WIDE and target.dim() == 1 and count == examples
+        if not total.is_cpu and exact and accumulator.assumes and not accumulator.shares:
+            accumulator.assumed = ((total, count),)
+            return True
+        return bool(total == count)  # none is ignored
 
 
 def _structure_of(

@@ -1,7 +1,8 @@
 """Samples of the weights on an accelerator, in plain torch: numbers of a generator on the device.
 
-Each tensor's numbers are a function of (seed, stream, index), which the generator is seeded with: of nothing else but
-the kind of the device. Seeding one neither launches anything nor waits.
+The elements of all tensors are one long row, drawn part by part. A part's numbers are a function of the seed, the
+stream, the index of the first tensor and the part's number, which the generator is seeded with, and of the kind of the
+device: not of the budget. Seeding neither launches anything nor waits.
 """
 
 import math
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor
 
 from credo.kernels.accelerator import plain, scratch_bytes
-from credo.kernels.tensors import Row, aligned, flat
+from credo.kernels.tensors import Piece, Row, aligned, blocks, cut, flat, numels
 
-PART = 1 << 22  # numbers that are drawn at once: part of what a sample is, so it is no matter of memory
+PART = 1 << 22  # numbers of a part: a part of what a sample is, so it does not follow the budget
 
 
 @plain
@@ -39,25 +40,30 @@ def sample(
         torch._foreach_copy_(weights, list(means))
     if offsets is not None:
         torch._foreach_add_(weights, list(offsets))
-    generator = torch.Generator(weights[0].device)
     given = cast("Row", shifts) if isinstance(shifts[0], Tensor) else None
     rows: list[Row] = [weights, curvatures, *([given] if given is not None else [])]
     flats = [list(map(flat, row)) for row in rows] if aligned(*rows) else None
-    for pieces in _blocks(weights, flats is not None, scratch_bytes() if budget is None else budget):
-        whole = flats or rows
-        own = [[_part(row[k], begin, end, flats is not None) for k, begin, end in pieces] for row in whole]
-        noise = []
-        for (k, begin, _), piece in zip(pieces, own[1], strict=True):
-            if not begin:
-                generator.manual_seed(key(seed, stream, indices[k]))
-            noise.append(torch.empty_like(piece).normal_(generator=generator))
+    numbers = cast("Sequence[float]", shifts)
+    generator = torch.Generator(weights[0].device)
+    for block in _blocks(weights, flats is not None, scratch_bytes() if budget is None else budget):
+        noise: list[Tensor] = []
+        for number, pieces in block:
+            generator.manual_seed(key(seed, stream, indices[0], number))
+            sizes = [piece.size for piece in pieces]
+            row = curvatures[0].new_empty(sum(sizes)).normal_(generator=generator)
+            noise += row.split(sizes)  # type: ignore[no-untyped-call]
+        pieces = [piece for _, part in block for piece in part]
+        own = [cut(row, pieces) for row in flats or rows]
+        if flats is None:
+            noise = [own.view(weights[piece.tensor].shape) for own, piece in zip(noise, pieces, strict=True)]
         if given is not None:
             precision = torch._foreach_add(own[1], own[2])
         else:
-            numbers = cast("Sequence[float]", shifts)
-            precision = torch._foreach_add(own[1], [numbers[k] for k, *_ in pieces])
+            precision = torch._foreach_add(own[1], [numbers[piece.tensor] for piece in pieces])
         torch._foreach_sqrt_(precision)
-        torch._foreach_addcdiv_(own[0], noise, precision, [math.sqrt(scales[k]) for k, *_ in pieces])
+        torch._foreach_addcdiv_(
+            own[0], noise, precision, [math.sqrt(scales[piece.tensor]) for piece in pieces]
+        )
 
 
 def key(*numbers: int) -> int:
@@ -66,27 +72,25 @@ def key(*numbers: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _blocks(weights: Row, can_cut: bool, budget: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Pieces (tensor, begin, end) in order, as many at a time as have room for noise and precision."""
-    block: list[tuple[int, int, int]] = []
+def _blocks(weights: Row, can_cut: bool, budget: int) -> Iterator[list[tuple[int, list[Piece]]]]:
+    """The numbered parts of the row of all elements, as many at a time as have room for noise and precision."""
+    sizes = numels(weights)
+    parts = (
+        blocks(sizes, PART, PART)
+        if can_cut
+        else ([Piece(k, 0, size)] for k, size in enumerate(sizes) if size)
+    )
+    block: list[tuple[int, list[Piece]]] = []
     used = 0
-    for k, weight in enumerate(weights):
-        size = weight.numel()
-        length = PART if can_cut else max(size, 1)
-        for begin in range(0, size, length):
-            end = min(size, begin + length)
-            needed = 2 * (end - begin) * max(weight.element_size(), 4)
-            if block and used + needed > budget:
-                yield block
-                block, used = [], 0
-            block.append((k, begin, end))
-            used += needed
+    for number, pieces in enumerate(parts):
+        needed = 2 * sum(piece.size for piece in pieces) * max(weights[0].element_size(), 4)
+        if block and used + needed > budget:
+            yield block
+            block, used = [], 0
+        block.append((number, pieces))
+        used += needed
     if block:
         yield block
-
-
-def _part(tensor: Tensor, begin: int, end: int, flat: bool) -> Tensor:
-    return tensor[begin:end] if flat and end - begin != tensor.numel() else tensor
 
 
 @plain

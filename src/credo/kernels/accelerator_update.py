@@ -28,7 +28,8 @@ def all_finite(tensors: Sequence[Tensor]) -> Tensor:
     if not norms:
         return tensors[0].new_ones((), dtype=torch.bool)
     wide = {norm.dtype for norm in norms}
-    return torch.stack(norms if len(wide) == 1 else [norm.float() for norm in norms]).isfinite().all()
+    largest = torch.stack(norms if len(wide) == 1 else [norm.float() for norm in norms]).amax()
+    return largest < math.inf  # NaN is not, and amax hands it on
 
 
 @plain
@@ -57,12 +58,9 @@ def vogn(
     for block in _blocks([*targets, *sources, *given], 2 * len(targets) + 3, budget):
         taken, n = block.take, len(targets)
         rows = _Rows(taken(n, 2 * n), curvatures[0].dtype)
-        mean, momentum, curvature = (rows.views[k] for k in range(3))
         gradient, square, *rest = taken(2 * n, None)
         prior_mean = rest.pop() if prior_means is not None else None
-        if offsets is not None:
-            rows.new[0].add_(rows.new[3])
-        rows.new[1].mul_(numbers.beta1)
+        mean, momentum, curvature = rows.begin(numbers.beta1, 1 - numbers.beta2)
         torch._foreach_add_(momentum, gradient, alpha=numbers.gradient_scale)
         away = mean if prior_mean is None else list(torch._foreach_sub(mean, prior_mean))
         own_lr = [-lrs[k] for k in block.tensors]
@@ -72,7 +70,6 @@ def vogn(
                 torch._foreach_add_(momentum, torch._foreach_mul(away, own))
         else:
             torch._foreach_addcmul_(momentum, away, rest[0])
-        rows.new[2].mul_(1 - numbers.beta2)
         torch._foreach_add_(curvature, square, alpha=numbers.beta2 * numbers.squares_scale)
         if shrinkages is not None:
             total = torch._foreach_add(curvature, [shrinkages[k] + dampings[k] for k in block.tensors])
@@ -81,16 +78,7 @@ def vogn(
             torch._foreach_add_(total, [dampings[k] for k in block.tensors])
         torch._foreach_addcdiv_(mean, momentum, total, own_lr)
         del total, away
-        if offsets is not None:
-            follow(rows.new[0], rows.old[0], rows.new[3], numbers.weight)
-        rows.hand_back(taken(0, n), flag)
-
-
-def follow(iterate: Tensor, mean: Tensor, offset: Tensor, weight: float) -> None:
-    """The mean that has followed its iterate takes the iterate's place, and `offset` what is left between them."""
-    torch.sub(iterate, mean, out=offset)
-    torch.add(mean, offset, alpha=weight, out=iterate)
-    offset.mul_(1 - weight)
+        rows.end(taken(0, n), flag, numbers.weight)
 
 
 @plain
@@ -118,12 +106,10 @@ def ivon(
     for block in _blocks([*targets, *given], 2 * len(targets) + 6, budget):
         taken, n = block.take, len(targets)
         rows = _Rows(taken(0, n), curvatures[0].dtype)
-        mean, momentum, curvature = (rows.views[k] for k in range(3))
         gradient, product, *rest = taken(n, None)
         prior_mean = rest.pop() if prior_means is not None else None
         prior: Any = rest[0] if shrinkages is None else [shrinkages[k] for k in block.tensors]
-        if offsets is not None:
-            rows.new[0].add_(rows.new[3])
+        mean, momentum, curvature = rows.begin(numbers.beta1, 1.0)
         away = mean if prior_mean is None else list(torch._foreach_sub(mean, prior_mean))
         if numbers.beta2 < 1:
             total = _Room(curvature, torch._foreach_add, prior)
@@ -131,7 +117,6 @@ def ivon(
             d.row.mul_(total.row).sub_(rows.new[2]).mul_(1 - numbers.beta2)
             rows.new[2].add_(d.row).add_(d.row.square_().div_(total.row), alpha=0.5).clamp_(max=1e30)
             del total, d
-        rows.new[1].mul_(numbers.beta1)
         torch._foreach_add_(momentum, gradient, alpha=(1 - numbers.beta1) * numbers.gradient_unit)
         step = _Room(away, torch._foreach_mul, prior)
         step.row.add_(rows.new[1], alpha=numbers.correction)
@@ -140,10 +125,8 @@ def ivon(
         if math.isfinite(numbers.radius):
             step.row.clamp_(-numbers.radius, numbers.radius)
         torch._foreach_mul_(step.views, [-lrs[k] for k in block.tensors])
-        rows.new[0].add_(step.row)
-        if offsets is not None:
-            follow(rows.new[0], rows.old[0], rows.new[3], weight)
-        rows.hand_back(taken(0, n), flag)
+        rows.iterate.add_(step.row)
+        rows.end(taken(0, n), flag, weight)
 
 
 @plain
@@ -168,18 +151,41 @@ class _Room:
 
 
 class _Rows:
-    """Old and new values of some tensors: each kind of them is one row of memory, cut into views of its tensors."""
+    """Old and new values of μ, m, s and maybe z − μ of some tensors: each is one row, cut into views of its tensors."""
 
     def __init__(self, sources: Sequence[Sequence[Tensor]], dtype: torch.dtype):
         size = sum(tensor.numel() for tensor in sources[0])
         self.old = sources[0][0].new_empty((len(sources), size), dtype=dtype)
         old = [view for row, tensors in zip(self.old, sources, strict=True) for view in _split(row, tensors)]
         torch._foreach_copy_(old, [tensor for row in sources for tensor in row])
-        self.new = self.old.clone()
+        self.new = torch.empty_like(self.old)
         self.views = [_split(row, tensors) for row, tensors in zip(self.new, sources, strict=True)]
 
-    def hand_back(self, targets: Sequence[Sequence[Tensor]], flag: Tensor | None) -> None:
-        """The new values where the flag is True, or there is none; else the old ones."""
+    def begin(
+        self, of_momentum: float, of_curvature: float
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """The iterate z, or μ, and the shares of m and s that stay, for the update to work on."""
+        if self.averaged:
+            torch.add(self.old[0], self.old[3], out=self.new[3])
+        else:
+            self.new[0].copy_(self.old[0])
+        torch.mul(self.old[1], of_momentum, out=self.new[1])
+        torch.mul(self.old[2], of_curvature, out=self.new[2])
+        return self.views[3 if self.averaged else 0], self.views[1], self.views[2]
+
+    @property
+    def averaged(self) -> bool:
+        return len(self.new) == 4
+
+    @property
+    def iterate(self) -> Tensor:
+        return self.new[3 if self.averaged else 0]
+
+    def end(self, targets: Sequence[Sequence[Tensor]], flag: Tensor | None, weight: float) -> None:
+        """The new values where the flag is True, or there is none; else the old ones. The mean follows its iterate."""
+        if self.averaged:
+            torch.lerp(self.old[0], self.new[3], weight, out=self.new[0])
+            torch.sub(self.new[3], self.new[0], out=self.new[3])
         if flag is not None:
             torch.where(flag, self.new, self.old, out=self.new)
         torch._foreach_copy_(

@@ -33,6 +33,20 @@ class Flags:
             self._all[device] = self.first.to(device, non_blocking=True)
         return self._all[device]
 
-    def keep(self, changed: Tensor, before: Tensor) -> Tensor:
-        """`changed` where all was finite, else `before`."""
-        return torch.where(self.on(changed.device), changed, before)
+
+@torch.no_grad()
+def read(rows: Sequence[Tensor]) -> list[list[float]]:
+    """The numbers of short tensors, by one wait for each device."""
+    found: list[list[float]] = [[]] * len(rows)
+    for places in by_device(rows):
+        own = [rows[k].detach().reshape(-1) for k in places]
+        numbers = torch.cat(own).tolist()  # as wide as the widest of them
+        for k, row in zip(places, own, strict=True):
+            found[k], numbers = numbers[: len(row)], numbers[len(row) :]
+    return found
+
+
+@torch.no_grad()
+def norms_of(tensors: Sequence[Tensor], order: float = 2.0) -> Sequence[Tensor]:
+    """The norm of each tensor, all on one device, where they stay."""
+    return torch._foreach_norm(list(tensors), order)

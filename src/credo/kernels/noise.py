@@ -153,7 +153,7 @@ def _sample_otherwise(
 ) -> None:
     """Tensors that the kernel cannot take as they are: by copies that it can, or in plain torch."""
     present = [row for row in rows if row is not None]
-    if not all(weight.is_cpu for weight in present[0]):
+    if not all(map(tensors.is_on_cpu, present[0])):
         _sample_elsewhere(rows, backup, by, offsets)
         return
     if backup is not None:

@@ -8,7 +8,7 @@ parameters hold a sample.
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from operator import is_
+from operator import attrgetter, is_
 from struct import pack
 from typing import NamedTuple, TypeGuard, final
 
@@ -20,6 +20,7 @@ from credo.kernels.native import Kernel, asked_for, kernel
 from credo.kernels.scratch import expect_large_blocks
 
 Row = Sequence[Tensor]  # one tensor for each parameter
+is_on_cpu = attrgetter("is_cpu")  # to be mapped over tensors
 Numbers = float | Sequence[float]  # one number for all parameters, or one for each
 _SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 

@@ -29,6 +29,7 @@ from credo.kernels.tensors import (
     each,
     flat,
     is_number,
+    is_on_cpu,
     require_same_sizes,
 )
 
@@ -100,7 +101,7 @@ def vogn_(
     require_same_sizes(*[row for row in (*rows, places, offsets, priors, prior_means) if row is not None])
     if check and not all_finite([*gradients, *squares]):
         return False
-    if places is not None and all(mean.is_cpu for mean in means):
+    if places is not None and all(map(is_on_cpu, means)):
         torch._foreach_copy_([mean.detach() for mean in means], list(places))
         places = None
     all_rows = (*rows, number if priors is None else priors, prior_means, offsets, places)
@@ -138,7 +139,7 @@ def ivon_(
     if not means:
         return
     rows = (means, momenta, curvatures, gradients, products, prior, prior_means, offsets)
-    if not all(mean.is_cpu for mean in means):
+    if not all(map(is_on_cpu, means)):
         for at in by_device(means):
             own = _of(rows, at)
             some = numbers._replace(lr=_pick(numbers.lr, at), product_unit=_pick(numbers.product_unit, at))
@@ -203,7 +204,7 @@ def restore_(weights: Row, means: Row, products: Row, gradients: Row, add: bool)
     if not weights:
         return
     rows = weights, means, products, gradients
-    if not all(weight.is_cpu for weight in weights):
+    if not all(map(is_on_cpu, weights)):
         for at in by_device(weights):
             some = _of(rows, at)
             if weights[at[0]].is_cpu:
@@ -219,6 +220,19 @@ def restore_(weights: Row, means: Row, products: Row, gradients: Row, add: bool)
         own = gradient.to(product.dtype) * (weight.to(product.dtype) - mean)
         product.add_(own) if add else product.copy_(own)
         weight.copy_(mean)
+
+
+@torch.no_grad()
+def follow_squares_(
+    curvatures: Row, gradients: Row, unit: float, shares: Sequence[float], weight: float
+) -> None:
+    """curvature ← (1 − w)·curvature + w·(unit·gradient² + share), of many tensors on accelerators."""
+    for at in by_device(curvatures):
+        own, squares = [curvatures[k] for k in at], [gradients[k].to(curvatures[k].dtype) for k in at]
+        squares = list(torch._foreach_mul(squares, squares))
+        torch._foreach_mul_(squares, unit)
+        torch._foreach_add_(squares, [shares[k] for k in at])
+        torch._foreach_lerp_(own, squares, weight)
 
 
 @torch.no_grad()

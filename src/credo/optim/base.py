@@ -299,6 +299,7 @@ class BayesianOptimizer(Socket):
         scaled = hasattr(self, "found_inf")
         scales = checks.loss_scales(self, gathered.scale) if scaled else (gathered.scale or 1.0,) * 2
         gathered.loss, seen = loss, self.counters["examples"]
+        gathered.noted = gathered.mean_loss() if loss is None else loss
         gathered.gradient_scale, gathered.squares_scale = scales
         mean_loss = self.settings["reduction"] == "mean" or gathered.vectorized
         summed = gathered.samples * (1 if mean_loss else gathered.examples / gathered.samples)
@@ -313,9 +314,9 @@ class BayesianOptimizer(Socket):
             if self.counters["step"] == 0:
                 self.counters["likelihood"] = self._reducer.largest(int(gathered.likelihood))
             self.counters["examples"] += gathered.examples // self._repeats(gathered)  # each of a step once
-        noted = gathered.mean_loss() if loss is None else loss
-        passes = (self.counters["examples"] - seen) / self.data_size
-        self._progress.follow(None if noted is None else float(noted) / gathered.squares_scale, passes)
+        passes, noted = (self.counters["examples"] - seen) / self.data_size, gathered.noted
+        known = gathered.number if noted is None or gathered.number is not None else float(noted)
+        self._progress.follow(None if known is None else known / gathered.squares_scale, passes)
         self.counters["step"] += 1
         self.counters["refused_in_a_row"] = 0
 

@@ -29,7 +29,7 @@ from credo.curvature.tracking import WatchedParameters
 from credo.distributed.sharding import WIDTHS, gathered
 from credo.errors import InvalidType
 from credo.kernels import noise, update
-from credo.kernels.tensors import Backup, TensorList
+from credo.kernels.tensors import Backup, TensorList, is_on_cpu
 from credo.optim import arguments
 from credo.optim.checkpoints import SCALE
 from credo.optim.observe import GradientObserver
@@ -222,6 +222,8 @@ class IVON(DiagonalOptimizer):
     @torch.no_grad()
     def _update(self, gathered: StepStatistics) -> bool:
         assert isinstance(gathered, ProductStatistics)
+        if not all(map(is_on_cpu, gathered.table.values())):
+            self._ask_for_norms(gathered, self._trainable())
         if not self._finite(gathered):
             return False
         unit = gathered.gradient_unit
@@ -294,8 +296,17 @@ class IVON(DiagonalOptimizer):
         if not is_relative(group) and not starting:
             return False
         means = self._mean_squares(parameters, gradients, unit)
+        together = starting and not any(map(is_on_cpu, gradients))
+        if together:
+            update.follow_squares_(
+                [state["curvature"] for state in states],
+                gradients,
+                examples * unit**2,
+                [examples * mean for mean in means],
+                1 / step,
+            )
         for state, gradient, mean in zip(states, gradients, means, strict=True):
-            if starting:
+            if starting and not together:
                 new = (
                     gradient.to(state["curvature"].dtype)
                     .square()
@@ -308,7 +319,10 @@ class IVON(DiagonalOptimizer):
 
     def _mean_squares(self, parameters: list[Tensor], gradients: list[Tensor], unit: float) -> list[float]:
         """Of ĝ, tensor by tensor; of tensors that lie on several ranks in parts, of the whole."""
-        norms = torch.stack([norm.double().cpu() for norm in torch._foreach_norm(gradients)])
+        if self._norms and all(id(p) in self._norms for p in parameters):
+            norms = torch.tensor([self._norms[id(p)] for p in parameters], dtype=torch.float64)
+        else:
+            norms = torch.stack([norm.double().cpu() for norm in torch._foreach_norm(gradients)])
         sizes = torch.tensor([p.numel() for p in parameters], dtype=torch.float64)
         sums = torch.stack([norms.square(), sizes])
         self._reducer.add_parts_(sums)

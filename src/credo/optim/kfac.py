@@ -33,6 +33,7 @@ from credo.distributed.invert import SIDES
 from credo.distributed.sharding import gathered
 from credo.errors import InvalidValue, UnsupportedOperation
 from credo.kernels import noise
+from credo.kernels.tensors import is_on_cpu
 from credo.optim import arguments
 from credo.optim.checkpoints import SCALE
 from credo.optim.kronecker import (
@@ -98,6 +99,10 @@ class _Kronecker(DampedOptimizer, KroneckerState):
     @torch.no_grad()
     def _update(self, gathered: StepStatistics) -> bool:
         assert isinstance(gathered, LayerStatistics)
+        if not all(map(is_on_cpu, self.param_groups[0]["params"])) and any(
+            map(is_relative, self.param_groups)
+        ):
+            self._ask_for_norms(gathered, self._trainable())
         if not self._finite(gathered):
             return False
         unit = gathered.gradient_unit
@@ -149,8 +154,9 @@ class _Kronecker(DampedOptimizer, KroneckerState):
         layers = [layer for layer in self.own_layers() if layer.bias is not None]
         biases = {id(layer.bias) for layer in layers}
         found = [(p, p.grad) for p in self._trainable() if id(p) not in biases and p.numel()]
-        reached = [(p, gradient) for p, gradient in found if gradient is not None]
-        norms = torch._foreach_norm([g for _, g in reached]) if reached else ()
+        reached = [(p, g) for p, g in found if g is not None]
+        norms: Sequence[Any] = self._read_norms(reached) if self._norms else ()
+        norms = norms or (torch._foreach_norm([g for _, g in reached]) if reached else ())
         for (p, _), norm in zip(reached, norms, strict=True):
             follow_growth_(self._scale_of(p), (float(norm) * unit) ** 2 / p.numel())
         for layer in layers:

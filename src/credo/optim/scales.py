@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import is_
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast, final
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from credo.distributed.sharding import WIDTHS, ElementReducer, gathered
 from credo.errors import InvalidValue
+from credo.kernels.flags import norms_of, read
 from credo.kernels.tensors import MeanBackup, TensorList
 from credo.optim import arguments
 from credo.optim.base import BayesianOptimizer
@@ -27,6 +30,7 @@ from credo.optim.relative import (
     own_options,
     take_absolute,
 )
+from credo.optim.statistics import StepStatistics
 
 Averaged = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]
 # v, h̄, a and u of one tensor, in float64 and main memory; a is 0 before the first gradient, states of old have no u.
@@ -137,6 +141,9 @@ def follow_gradient_(scale: Scale, step: int, mean_square: float, examples: floa
 class RelativeOptimizer(BayesianOptimizer):
     """An optimiser whose numbers follow each tensor, as far as they were not given."""
 
+    # Of gradients on accelerators in this step, by the parameter's id.
+    _norms: Mapping[int, float] = MappingProxyType({})
+
     @final
     def _growth(self) -> float:
         """What the noise of the default rule is multiplied by; under an error of unknown scale it stays as it is."""
@@ -181,6 +188,33 @@ class RelativeOptimizer(BayesianOptimizer):
         precision: float | Tensor = self.state[p].get("prior_precision", own.prior_precision)
         unit: float = own.tempering / self._effective_size()
         return precision * unit
+
+    @final
+    def _ask_for_norms(self, gathered: StepStatistics, parameters: Sequence[Tensor]) -> None:
+        """Those of gradients on accelerators are read with the check of a step, and in `_norms` then."""
+        away = [p for p in parameters if p.grad is not None and not p.grad.is_cpu and p.numel()]
+        found = dict[int, float]()
+        self._norms = found
+
+        def take(place: int, norm: float) -> None:
+            found[id(away[place])] = norm
+
+        gathered.ask([p.grad for p in away if p.grad is not None], norms_of, take)
+
+    @final
+    def _read_norms(self, reached: Sequence[tuple[Tensor, Tensor]]) -> Sequence[Any]:
+        """Of the gradients of parameters, some of which are on accelerators."""
+        known = self._norms
+        return [known[id(p)] if id(p) in known else gradient.norm() for p, gradient in reached]
+
+    @final
+    def _ask_for_means(self, states: Sequence[dict[str, Tensor]], gathered: StepStatistics) -> None:
+        """Follows the mean curvatures of tensors, which are read with the rest of the step."""
+
+        def take(place: int, total: float) -> None:
+            states[place][SCALE][1] = max(total / states[place]["curvature"].numel(), TINY)
+
+        gathered.ask([own["curvature"] for own in states], partial(norms_of, order=1.0), take)
 
     def _effective_size(self) -> float:
         return float(self.settings["data_size"] * self.settings["augmentation"])
@@ -376,7 +410,7 @@ class DiagonalOptimizer(RelativeOptimizer):
         rows = []
         for k, (own, p) in enumerate(zip(states, parameters, strict=True)):
             rows.append(measure(p, own["curvature"], None if gradients is None else gradients[k]))
-        sums = torch.stack([row.cpu() for row in rows])
+        sums = torch.tensor(read(rows), dtype=torch.float64)
         sizes = torch.tensor([[float(p.numel())] for p in parameters], dtype=torch.float64)
         both = torch.cat([sums, sizes], 1)
         self._reducer.add_parts_(both)

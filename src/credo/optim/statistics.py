@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, final
 
 import torch
@@ -14,6 +15,8 @@ from credo.curvature.loss_factor import Factor, Irregular, Unscaled
 from credo.distributed.agreement import Expected
 from credo.distributed.reduce import NamedSums, Sums, tabled
 from credo.errors import UnsupportedOperation
+from credo.kernels.flags import Flags, read
+from credo.kernels.tensors import by_device, is_on_cpu
 from credo.kernels.update import all_finite
 
 if TYPE_CHECKING:
@@ -57,6 +60,10 @@ class StepStatistics(ABC):
     vectorized: bool = False  # all samples of the step at once, under a mean loss
     factors: tuple[Factor, ...] = ()  # of the last loss, if it was a mean and one backward pass a block
     unscaled: Unscaled | None = None  # `.grad` of the samples so far, where the loss has factors
+    noted: Tensor | None = None  # the loss that is looked at after the step,
+    number: float | None = None  # and its value, once it was read
+    # What else the host wants to know of an accelerator, and who takes it: all is read together.
+    asked: list[tuple[Tensor, Callable[[float], None]]] = field(default_factory=list)
     # Whether all that is gathered is read from `.grad`, at the end of a block.
     reads_gradients: ClassVar[bool] = False
     # Whether a sample is of weights, which all micro-batches of an update then have in common.
@@ -89,7 +96,49 @@ class StepStatistics(ABC):
         """Whether the loss, all gradients and all sums are."""
         numbers = [p.grad for p in parameters if p.grad is not None]
         numbers += [] if loss is None else [loss]
-        return all_finite([*numbers, *self.tensors(parameters)])
+        numbers += self.tensors(parameters)
+        if all(map(is_on_cpu, numbers)):
+            return all_finite(numbers)
+        here = [tensor for tensor in numbers if tensor.is_cpu]
+        elsewhere = [tensor for tensor in numbers if not tensor.is_cpu]
+        return (not here or all_finite(here)) and self.judge(Flags(elsewhere))
+
+    @final
+    def flags(self, parameters: Sequence[Tensor]) -> Flags | None:
+        """Whether all numbers are finite, where the accelerators can keep that for themselves: none is on the CPU."""
+        numbers = [p.grad for p in parameters if p.grad is not None]
+        numbers += [*([] if self.loss is None else [self.loss]), *self.tensors(parameters)]
+        return None if any(map(is_on_cpu, numbers)) else Flags(numbers)
+
+    @final
+    def judge(self, flags: Flags | None) -> bool:
+        """Whether all was finite, or known to be; if so, who has asked is told. By one wait for each device."""
+        if flags is None and not self.asked:
+            return True
+        unknown = self.noted is not None and self.number is None and not self.noted.is_cpu
+        losses = [self.noted] if unknown and self.noted is not None else []
+        own = [] if flags is None else [flags.first]
+        answers = read([*own, *losses, *(tensor for tensor, _ in self.asked)])
+        asked, self.asked = self.asked, []
+        if flags is not None and not answers.pop(0)[0]:
+            return False
+        if losses:
+            self.number = answers.pop(0)[0]
+        for (_, take), numbers in zip(asked, answers, strict=True):
+            take(numbers[0])
+        return True
+
+    @final
+    def ask(
+        self,
+        tensors: Sequence[Tensor],
+        reduce: Callable[[list[Tensor]], Sequence[Tensor]],
+        take: Callable[[int, float], None],
+    ) -> None:
+        """The numbers that `reduce` makes of tensors on one device are read with the rest; `take` gets each."""
+        for places in by_device(tensors):
+            numbers = reduce([tensors[k] for k in places])
+            self.asked += [(number, partial(take, k)) for k, number in zip(places, numbers, strict=True)]
 
     @abstractmethod
     def _add(self, seen: Observation, parameters: Sequence[Tensor], examples: int) -> None:
@@ -116,11 +165,14 @@ class SquareStatistics(StepStatistics):
     squares: dict[int, Tensor] = field(default_factory=dict)
     unit: float = 1.0
     supplied: bool = False  # whether the gradient was taken at the parameters, by whoever supplied it
+    # Σ of targets that count, and how many there are: that these agree is checked with the rest of the step.
+    assumed: tuple[tuple[Tensor, int], ...] = ()
 
     def _add(self, seen: Observation, parameters: Sequence[Tensor], examples: int) -> None:
         """ĥ is the mean over a sample's own examples, so samples count alike."""
         assert isinstance(seen, SquareAccumulator)
         self.likelihood = seen.likelihood
+        self.assumed += seen.assumed
         # What examples have sent back is gᵢ/M under a mean, and ĥ the mean of gᵢ².
         sums, unit = seen.squares, (float(examples) ** 2 if seen.reduction == "mean" else 1.0) / examples
         if not self.samples:
@@ -151,7 +203,20 @@ class SquareStatistics(StepStatistics):
         return self.squares.items()
 
     def tensors(self, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
-        return self.squares.values()
+        if not self.assumed:
+            return self.squares.values()
+        agree = [(total - (count - 1)).log_() for total, count in self.assumed]  # finite if total is count
+        return [*self.squares.values(), *agree]
+
+    def corrected(self) -> bool:
+        """Whether a step was refused because targets were left out (`ignore_index`); then their number is known now."""
+        assumed, self.assumed = self.assumed, ()
+        left = [count - round(float(total)) for total, count in assumed]
+        if not any(left) or sum(left) >= self.examples:
+            return False
+        self.examples -= sum(left)
+        self.unit = float(self.examples)
+        return True
 
 
 @dataclass(eq=False)

@@ -30,6 +30,7 @@ from credo.distributed.sharding import WIDTHS, gathered
 from credo.errors import InvalidValue
 from credo.kernels import noise, update
 from credo.kernels.stacked_noise import sample_stacks_
+from credo.kernels.tensors import is_on_cpu
 from credo.optim import arguments
 from credo.optim.checkpoints import SCALE
 from credo.optim.closures import finish_at_once
@@ -113,7 +114,11 @@ class _GaussNewton(DampedOptimizer, DiagonalOptimizer):
     @final
     def _observe(self, watched: WatchedParameters) -> AbstractContextManager[SquareAccumulator]:
         stacks, self._stacked = self._stacked, None
-        return watching(watched, self.settings["reduction"], transform=stacks)
+        block = watching(watched, self.settings["reduction"], transform=stacks)
+        # `corrected` knows what to do about one sample in one pass.
+        alone = self._reducer.alone and self.settings.get("accumulate", 1) == 1
+        block.accumulator.assumes = alone and stacks is None and self.settings["mc_samples"] == 1
+        return block
 
     @final
     def supply(self, squares: Mapping[Tensor, Tensor], examples: int) -> None:
@@ -137,8 +142,12 @@ class _GaussNewton(DampedOptimizer, DiagonalOptimizer):
     def _update(self, gathered: StepStatistics) -> bool:
         assert isinstance(gathered, SquareStatistics)
         groups = self._rows(*KEPT, reached=gathered.squares)
-        check = self._are_all(groups, gathered)  # then the kernel looks whether they are finite, on its way
-        if not check and not self._finite(gathered):
+        here, flags = all(map(is_on_cpu, gathered.squares.values())), None
+        if not here and not gathered.supplied and not self._reducer.sharded:
+            flags = gathered.flags(self._trainable()) if all(rows.complete for rows in groups) else None
+        # On the CPU the kernel looks whether they are finite, on its way.
+        check = flags is None and self._are_all(groups, gathered)
+        if flags is None and not check and not self._finite(gathered):
             return False
         squares_unit = gathered.unit / (gathered.samples * gathered.squares_scale**2)
         if not all(rows.complete for rows in groups):
@@ -165,6 +174,7 @@ class _GaussNewton(DampedOptimizer, DiagonalOptimizer):
                 offsets,
                 self._backup,
                 check,
+                flags,
             )
             if not done:
                 return False
@@ -172,11 +182,15 @@ class _GaussNewton(DampedOptimizer, DiagonalOptimizer):
         due = step < FIRST_STEPS or step % EVERY == 0  # of a mean over the last ten or so
         if due and self._reducer.sharded:
             self._measure_together(groups)
-        elif due:
+        elif due and here:
             for rows in groups:
                 for own in rows.states if rows.relative else ():
                     own[SCALE][1] = max(float(own["curvature"].mean()), TINY)
-        return True
+        elif due:
+            self._ask_for_means([own for rows in groups if rows.relative for own in rows.states], gathered)
+        if here or gathered.judge(flags):
+            return True
+        return gathered.corrected() and self._update(gathered)
 
     def _are_all(self, groups: Sequence[GroupRows], gathered: SquareStatistics) -> bool:
         """Whether there are no other numbers in the step."""
@@ -187,7 +201,7 @@ class _GaussNewton(DampedOptimizer, DiagonalOptimizer):
             return False
         if groups[0].lists["momentum"] is None or groups[0].lists["curvature"] is None:
             return False
-        return gathered.loss is None or math.isfinite(gathered.loss)
+        return gathered.loss is None or (gathered.loss.is_cpu and math.isfinite(gathered.loss))
 
     def _begin(self, groups: Sequence[GroupRows], gathered: SquareStatistics, squares_unit: float) -> None:
         """State for parameters at their first gradient: m₀ = 0, s₀ the first squares, unless it is given.
