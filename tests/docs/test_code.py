@@ -13,7 +13,7 @@ from tests.docs import pages
 from tests.docs.prelude import prelude
 
 # tests/optim/test_own_method.py puts the blocks of the one into a copy of the package. Those of the other need models
-# and data of other libraries: tests/integrations, tests/sklearn and the examples run such loops.
+# and data of other libraries, which test_other_loops.py has.
 ELSEWHERE = {"docs/own_method.md", "docs/integrations.md"}
 WITH_PYTHON = [
     path

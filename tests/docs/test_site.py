@@ -80,6 +80,9 @@ def test_the_version_is_the_same_everywhere() -> None:
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_tutorials_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At their small size, every cell."""
+    for library in ("transformers", "peft"):
+        if re.search(rf"^import .*\b{library}\b", path.read_text(), re.MULTILINE):
+            pytest.importorskip(library, reason="extra: hf")
     monkeypatch.chdir(tmp_path)
     page = tutorials.run(path)
     assert page.count("```python") == sum(cell.kind == "code" for cell in tutorials.cells(path.read_text()))

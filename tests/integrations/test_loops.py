@@ -1,5 +1,6 @@
 """The same data, batches and seed through a plain loop and every other library's: the same parameters."""
 
+import sys
 import warnings
 
 import pytest
@@ -210,6 +211,20 @@ def test_every_loop_gives_the_same_parameters(loop, parts, clip):
     for p, q, start in zip(found.parameters(), expected.parameters(), network().parameters(), strict=True):
         assert (p - q).abs().max() < 1e-6
         assert (q - start).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("method", [credo.VOGN, credo.IVON, credo.NoisyKFAC], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_an_epoch_that_does_not_divide(loop, method, monkeypatch):
+    """21 examples are 8, 8 and 5: the last update has three micro-batches instead of four, of 2, 2 and 1 examples."""
+    if method is not credo.VOGN and loop not in (with_accelerate, with_lightning):
+        pytest.skip("one method is enough where the loop weighs micro-batches by itself, or has none")
+    here = sys.modules[__name__]
+    monkeypatch.setattr(here, "X", X[:21])
+    monkeypatch.setattr(here, "Y", Y[:21])
+    monkeypatch.setattr(here, "optimizer_of", lambda model: method(model, data_size=21))
+    for p, q in zip(loop(4, 0.05).parameters(), plain(clip=0.05).parameters(), strict=True):
+        assert (p - q).abs().max() < 1e-6
 
 
 def test_accelerates_checkpoints_resume_bit_for_bit(tmp_path):

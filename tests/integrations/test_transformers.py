@@ -214,7 +214,11 @@ def test_a_posterior_over_adapters_alone(tmp_path):
     assert not posterior.buffers
     assert all(torch.equal(p, frozen[n]) for n, p in base.named_parameters() if n in frozen)
     adapter = os.path.getsize(tmp_path / "adapter_model.safetensors")
-    print("posterior", os.path.getsize(tmp_path / POSTERIOR), "adapter", adapter)
+    assert os.path.getsize(tmp_path / POSTERIOR) < 2 * adapter
+    own = trainer.posterior()
+    assert all(torch.equal(posterior.mean[name], own.mean[name]) for name in own.mean)
+    for name, variance in own.variance.items():
+        torch.testing.assert_close(posterior.variance[name], variance, rtol=2**-8, atol=0)
     numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert sum(t.numel() for t in posterior.tensors().values()) == 2 * numbers
     loader = torch.utils.data.DataLoader(data, batch_size=8)

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from credo.errors import IntegrityError, InvalidType, InvalidValue, VersionError
+from credo.errors import IntegrityError, InvalidType, InvalidValue, UnsupportedOperation, VersionError
 from credo.posterior import DiagonalPosterior, load_posterior, register_kind
 from credo.posterior import files as posterior_files
 
@@ -125,6 +125,65 @@ def test_a_newer_format_or_an_unknown_kind_says_upgrade(
 
 def test_a_forged_file_with_a_fitting_digest_is_still_no_posterior(tmp_path: Path) -> None:
     posterior_files.save_posterior(tmp_path / "q", "diagonal", {"variance/w": torch.ones(2)}, {})
+    with pytest.raises(IntegrityError, match="no posterior"):
+        load_posterior(tmp_path / "q")
+
+
+def test_a_compact_file_has_exact_means_and_variances_of_eight_bits(tmp_path: Path) -> None:
+    q = DiagonalPosterior(posterior().mean | {"wide": torch.ones(4).double(), "one": torch.tensor(3.0)},
+                          posterior().variance | {"wide": torch.rand(4).double() * 1e-12}, METADATA)  # fmt: skip
+    q = q.with_buffers({"count": torch.tensor(3), "running": torch.randn(2)})
+    q.save(tmp_path / "q", compact=True)
+    loaded = load_posterior(tmp_path / "q")
+    assert isinstance(loaded, DiagonalPosterior)
+    rounded = {n: v.to(torch.bfloat16).to(v.dtype) for n, v in q.variance.items()}
+    assert same(loaded, DiagonalPosterior(q.mean, rounded, METADATA))
+    for name, variance in q.variance.items():
+        torch.testing.assert_close(loaded.variance[name], variance, rtol=2**-8, atol=0)
+    assert {n: t.dtype for n, t in loaded.mean.items()} == {n: t.dtype for n, t in q.mean.items()}
+    assert list(loaded.buffers) == list(q.buffers)
+    assert all(
+        torch.equal(t, q.buffers[n]) and t.dtype == q.buffers[n].dtype for n, t in loaded.buffers.items()
+    )
+    data = bytearray((tmp_path / "q").read_bytes())
+    data[-3] ^= 1
+    (tmp_path / "q").write_bytes(data)
+    with pytest.raises(IntegrityError, match="is damaged"):
+        load_posterior(tmp_path / "q")
+
+
+def test_a_large_compact_file_is_three_quarters_of_a_full_one(tmp_path: Path) -> None:
+    q = DiagonalPosterior({"w": torch.randn(100, 100)}, {"w": torch.rand(100, 100) + 0.1})
+    q.save(tmp_path / "full")
+    q.save(tmp_path / "compact", compact=True)
+    full, compact = ((tmp_path / n).stat().st_size for n in ("full", "compact"))
+    assert full > 80_000
+    assert compact < 60_000 + 700
+
+
+def test_what_a_compact_file_cannot_hold_is_named(tmp_path: Path) -> None:
+    q = DiagonalPosterior({"w": torch.ones(2).double()}, {"w": torch.full((2,), 1e-60, dtype=torch.float64)})
+    with pytest.raises(InvalidValue, match=r"'w'.*range of bfloat16.*without compact=True"):
+        q.save(tmp_path / "q", compact=True)
+    with pytest.raises(UnsupportedOperation, match=r"compact=True is for diagonal posteriors.*'kronecker'"):
+        posterior_files.save_posterior(tmp_path / "q", "kronecker", {"A/fc": torch.eye(2)}, {}, compact=True)
+    assert not (tmp_path / "q").exists()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        '["",[["w",[9],"float32",1]],[]]',
+        '["",[["w",[2],"save",1]],[]]',
+        "[1]",
+        '["",[["w",[1],"float32",1]],[]]',
+    ],
+)
+def test_a_forged_description_is_no_posterior(tmp_path: Path, layout: str) -> None:
+    header = {"credo.format": "3", "credo.kind": "diagonal", "credo.metadata": "{}", "credo.compact": layout}
+    rows = {"mean/float32": torch.ones(2), "variance/float32": torch.ones(2).bfloat16()}
+    data = safetensors.torch.save(rows, {**header, "credo.sha256": "0" * 64})
+    (tmp_path / "q").write_bytes(posterior_files._signed(data))
     with pytest.raises(IntegrityError, match="no posterior"):
         load_posterior(tmp_path / "q")
 

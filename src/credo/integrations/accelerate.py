@@ -9,8 +9,9 @@
             optimizer.step()                                        # or: optimizer.step(closure)
             optimizer.zero_grad()
 
-All micro-batches of an update are at one weight sample and in one block, equal to one batch of all of them if they are
-of one size. accelerate divides each loss by the number of micro-batches.
+All micro-batches of an update are at one weight sample and in one block, equal to one batch of all of them. accelerate
+divides each loss by the number of micro-batches of a full update. Where the data end early, fewer of them or a smaller
+last one count by their examples.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,6 +46,25 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
             optimizer._is_accelerate_prepared = True
         return super().prepare_optimizer(optimizer, device_placement)
 
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """accelerate's; a last micro-batch that is smaller than the others counts less."""
+        if self.gradient_accumulation_steps > 1 and (size := relative_size(self.gradient_state)) != 1:
+            loss = loss * size
+        super().backward(loss, **options)
+
+
+def relative_size(state: Any) -> float:
+    """Of the batch under way beside a full one: below 1 for the last of an epoch that does not divide.
+
+    Among several processes accelerate makes the last batch a full one.
+    """
+    loader = state.active_dataloader
+    if loader is None or not state.end_of_dataloader or state.remainder <= 0:
+        return 1.0
+    if accelerate.PartialState().num_processes > 1:
+        return 1.0
+    return float(state.remainder) / float(loader.total_batch_size)
+
 
 @final
 class AcceleratedPosteriorOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
@@ -67,7 +87,9 @@ class AcceleratedPosteriorOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
             with self.optimizer.sampled(scale=scale):
                 yield
             return
-        with self._block.part(self.optimizer, self.gradient_state.sync_gradients, scale):
+        state = self.gradient_state
+        share = relative_size(state) / self._micro_batches()
+        with self._block.part(self.optimizer, state.sync_gradients, scale, share):
             yield
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:

@@ -12,6 +12,7 @@ Without the callback a module that returns credo.VOGN from `configure_optimizers
 """
 
 import math
+import warnings
 from os import PathLike
 from pathlib import Path
 from typing import Any, final
@@ -21,6 +22,8 @@ from torch import Tensor
 
 try:
     import lightning
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+    from lightning.pytorch.utilities.data import extract_batch_size
 except ImportError as error:
     raise ImportError(
         "credo.integrations.lightning needs Lightning: pip install 'credo[lightning]'"
@@ -67,6 +70,10 @@ class PosteriorCallback(lightning.Callback):
         )
         self._block = UpdateBlock()
         self._steps: dict[int, Any] = {}
+        self._first, self._size = (
+            0,
+            1.0,
+        )  # examples of an update's first micro-batch; this one's size beside it
         self._total, self._batches = 0.0, 0
 
     # Accumulation
@@ -77,9 +84,19 @@ class PosteriorCallback(lightning.Callback):
             if isinstance(optimizer, BayesianOptimizer):
                 self._steps[id(optimizer)] = vars(optimizer).get("step")  # a scheduler's, or none of its own
                 optimizer.step = _Step(self._block, optimizer)  # type: ignore[method-assign]
+        if trainer.accumulate_grad_batches > 1:
+            plugin = trainer.strategy.precision_plugin
+            before = plugin.pre_backward
+
+            def weighed(loss: Tensor, module: Any) -> Tensor:
+                loss = before(loss, module)
+                return loss * self._size if self._block and self._size != 1 else loss
+
+            plugin.pre_backward = weighed
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """The optimiser's own step again."""
+        vars(trainer.strategy.precision_plugin).pop("pre_backward", None)
         for optimizer in trainer.optimizers:
             if id(optimizer) in self._steps:
                 del optimizer.step
@@ -89,7 +106,17 @@ class PosteriorCallback(lightning.Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Opens the block of an update of several micro-batches."""
         if trainer.accumulate_grad_batches > 1 and pl_module.automatic_optimization:
+            size = _examples(batch)
+            if not self._block:
+                self._first = size
             self._block.begin(optimizer_of(trainer))
+            self._size = size / self._first if size and self._first else 1.0
+            self._block.add(self._size / trainer.accumulate_grad_batches)
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """Closes it after the last one, before Lightning clips."""
+        if self._block.last:
+            self._block.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The weights are the mean again."""
@@ -154,6 +181,7 @@ class _Step:
     def __call__(self, closure: Any = None, **options: Any) -> Any:
         if closure is None or not (self._block or self._optimizer._gathered.samples):
             return self._step(closure, **options)
+        self._block.last = bool(self._block)
         try:
             loss = closure()  # with Lightning's hooks and clipping
         except BaseException as error:
@@ -162,6 +190,16 @@ class _Step:
         self._block.end()
         self._step(**options)
         return loss
+
+
+def _examples(batch: Any) -> int:
+    """Of a micro-batch, by which it counts; 0 where Lightning cannot tell, and all count alike."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes that differ
+            return int(extract_batch_size(batch))
+    except (RuntimeError, MisconfigurationException):
+        return 0
 
 
 def optimizer_of(trainer: Any) -> BayesianOptimizer:

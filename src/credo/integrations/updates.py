@@ -1,8 +1,9 @@
 """One sampling block for all micro-batches of an update, in loops that call forward and backward by themselves.
 
-Each micro-batch's loss is its share of the update's mean loss, as these loops have it: divided by their number. The
-block opens before the first and closes after the last, so that all of them are at the same weight sample, `.grad` is
-the gradient of the whole, and clipping finds it there.
+Each micro-batch's loss is its share of the update's mean loss. The block opens before the first and closes after the
+last, so that all of them are at the same weight sample, `.grad` is the gradient of the whole, and clipping finds it
+there. These loops divide each loss by a fixed number of micro-batches n. At the end of an epoch an update may have
+m < n: the losses then add up to m/n of a mean, and the block makes gradients and squares whole.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,9 @@ class UpdateBlock:
 
     def __init__(self) -> None:
         self._open: ExitStack | None = None
+        self._optimizer: BayesianOptimizer | None = None
+        self._share = 0.0  # of a mean that the micro-batches so far are
+        self.last = False  # whether the one under way is the last; for loops that learn it amid one
 
     def __bool__(self) -> bool:
         return self._open is not None
@@ -35,24 +39,36 @@ class UpdateBlock:
             refuse_several_samples(optimizer)
             block = ExitStack()
             block.enter_context(optimizer.sampled(scale=scale))
-            self._open = block
+            self._open, self._optimizer, self._share = block, optimizer, 0.0
+
+    def add(self, share: float) -> None:
+        """The micro-batch under way is this share of a mean over an update of full length."""
+        self._share += share
 
     def end(self) -> None:
         """After the last micro-batch."""
         block, self._open = self._open, None
-        if block is not None:
-            block.close()
+        optimizer, self._optimizer, self.last = self._optimizer, None, False
+        if block is None or optimizer is None:
+            return
+        block.close()
+        if self._share and abs(self._share - 1) > 1e-9:
+            make_whole(optimizer, self._share)
 
     def abandon(self, error: BaseException) -> None:
         """After a failure: the mean comes back, and nothing was gathered."""
         block, self._open = self._open, None
+        self._optimizer, self.last = None, False
         if block is not None:
             block.__exit__(type(error), error, error.__traceback__)
 
     @contextmanager
-    def part(self, optimizer: BayesianOptimizer, last: bool, scale: float | None = None) -> Iterator[None]:
-        """One micro-batch."""
+    def part(
+        self, optimizer: BayesianOptimizer, last: bool, scale: float | None = None, share: float = 0.0
+    ) -> Iterator[None]:
+        """One micro-batch. Without a `share` the losses of all add up to a mean, however many they are."""
         self.begin(optimizer, scale)
+        self.add(share)
         try:
             yield
         except BaseException as error:
@@ -60,6 +76,17 @@ class UpdateBlock:
             raise
         if last:
             self.end()
+
+
+def make_whole(optimizer: BayesianOptimizer, share: float) -> None:
+    """After a block whose losses were together this share of a mean: clipping finds the gradient of the mean."""
+    gathered = optimizer._gathered
+    if gathered.samples:
+        gathered.share = share
+        gradients = [
+            p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
+        torch._foreach_mul_(gradients, 1 / share)
 
 
 def refuse_several_samples(optimizer: BayesianOptimizer) -> None:

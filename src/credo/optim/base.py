@@ -300,7 +300,7 @@ class BayesianOptimizer(Socket):
         scales = checks.loss_scales(self, gathered.scale) if scaled else (gathered.scale or 1.0,) * 2
         gathered.loss, seen = loss, self.counters["examples"]
         gathered.noted = gathered.mean_loss() if loss is None else loss
-        gathered.gradient_scale, gathered.squares_scale = scales
+        gathered.gradient_scale, gathered.squares_scale = scales[0], scales[1] * gathered.share
         mean_loss = self.settings["reduction"] == "mean" or gathered.vectorized
         summed = gathered.samples * (1 if mean_loss else gathered.examples / gathered.samples)
         gathered.gradient_unit = 1 / (summed * gathered.gradient_scale)

@@ -54,6 +54,7 @@ class StepStatistics(ABC):
     gradient_scale: float = 1.0  # what the loss was multiplied by, as it still is in `.grad`,
     squares_scale: float = 1.0  # and as it is in what was gathered
     gradient_unit: float = 1.0  # ĝ = unit · `.grad`: undoes samples, under a sum examples, and the loss scale
+    share: float = 1.0  # of a mean that all losses together were, where `.grad` has been made whole
     weight: float = 1.0  # w of a new iterate in the mean, where that is an average
     likelihood: bool = False  # whether the loss was a log-likelihood
     losses: tuple[Tensor, ...] = ()  # of the samples, as far as they were single numbers

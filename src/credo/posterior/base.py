@@ -157,9 +157,13 @@ class Posterior(ABC):
         return {name: stacked[0] for name, stacked in self.sample_many(generator, 1).items()}
 
     @final
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write a file that `credo.load_posterior` verifies; an old one stays until the new one is safe."""
-        save_posterior(path, self.kind, self.tensors(), self.metadata, self._buffers)
+    def save(self, path: str | PathLike[str], *, compact: bool = False) -> None:
+        """Write a file that `credo.load_posterior` verifies; an old one stays until the new one is safe.
+
+        compact: variances of a diagonal posterior in bfloat16, which changes each by at most 0.4 %, and a short header.
+        The file of a float32 mean is then 1.5 times as large as the weights, instead of twice. Means are exact.
+        """
+        save_posterior(path, self.kind, self.tensors(), self.metadata, self._buffers, compact=compact)
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
