@@ -197,6 +197,34 @@ def with_skorch(parts=1, clip=None):
     return net.module_.net
 
 
+@pytest.mark.parametrize("regresses", [False, True])
+def test_skorch_as_it_comes(regresses):
+    """With its validation split, whose outputs callbacks read while it trains."""
+    pytest.importorskip("skorch", reason="extra: skorch")
+    from credo.integrations import skorch as ours
+
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(4, 1 if regresses else 3)
+
+        def forward(self, x):
+            return self.net(x)
+
+    kind = ours.VariationalNetRegressor if regresses else ours.VariationalNetClassifier
+    y = X[:, :1].float() if regresses else Y
+    options = {} if regresses else {"criterion": nn.CrossEntropyLoss}
+    net = kind(Module, optimizer__data_size=25, max_epochs=3, batch_size=8, verbose=0, **options)
+    net.fit(X.float().numpy(), y.numpy())
+    assert len(net.history[:, "valid_loss"]) == 3
+    assert regresses or 0 <= net.history[-1, "valid_acc"] <= 1
+    averaged = net.predict(X.float().numpy()) if regresses else net.predict_proba(X.float().numpy())
+    assert averaged.shape == (32, 1 if regresses else 3)
+    net.samples = 1
+    one = net.predict(X.float().numpy()) if regresses else net.predict_proba(X.float().numpy())
+    assert abs(averaged - one).max() > 1e-6
+
+
 LOOPS = [
     *(with_transformers, with_accelerate, with_accelerate_and_a_closure),
     *(with_lightning, with_lightning_by_hand, with_skorch),

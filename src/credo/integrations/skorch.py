@@ -56,8 +56,14 @@ class VariationalNetMixin:
         return unwrapped_optimizer(own.optimizer_).posterior()
 
     def _averaged(self, predict: Any) -> Any:
-        """The mean of what the net answers with each of `samples` weights."""
+        """The mean of what the net answers with each of `samples` weights.
+
+        Scores of skorch's callbacks while it trains are of outputs that it has kept, which can be read once: those of
+        the mean.
+        """
         own: Any = self
+        if "forward_iter" in vars(own):
+            return numpy.asarray(predict(), dtype=numpy.float64)
         total: Any = 0.0
         weights = draws(own.module_, self.posterior(), self.samples, self.seed)
         for sample in weights:
