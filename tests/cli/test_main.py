@@ -17,7 +17,7 @@ from credo.experiments.stopping import Terminated
 
 pytest.importorskip("tyro")
 
-COMMANDS = ("demo", "list", "run", "report", "predict", "data", "info")
+COMMANDS = ("demo", "list", "run", "report", "predict", "data", "info", "doctor")
 
 
 def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -37,7 +37,17 @@ def test_help_names_every_command_and_teaches(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     "words",
-    [["demo"], ["list"], ["run"], ["report"], ["predict"], ["info"], ["data", "fetch"], ["data", "check"]],
+    [
+        ["demo"],
+        ["list"],
+        ["run"],
+        ["report"],
+        ["predict"],
+        ["info"],
+        ["doctor"],
+        ["data", "fetch"],
+        ["data", "check"],
+    ],
 )
 def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     code, out, _ = outcome(capsys, *words, "--help")
