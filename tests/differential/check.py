@@ -50,7 +50,7 @@ def check_capture(program: Program) -> bool:
     if stats.examples != len(counted):
         raise Failure(f"{program.describe()}: {stats.examples} examples instead of {len(counted)}")
     scale = len(counted) if program.reduction == "mean" else 1
-    named = dict(model.named_parameters())
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     truth = {name: torch.zeros_like(p) for name, p in named.items()}
     total = {name: torch.zeros_like(p) for name, p in named.items()}
     for i in counted:

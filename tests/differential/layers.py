@@ -31,6 +31,18 @@ class Map(nn.Module):
         return self.function(self, x)
 
 
+class Reversed(torch.autograd.Function):
+    """A function of one's own on activations."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return -0.5 * grad
+
+
 class Symmetric(nn.Module):
     """A weight that is its own transpose."""
 
@@ -40,6 +52,27 @@ class Symmetric(nn.Module):
 
 def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape))
+
+
+def frozen(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape), requires_grad=False)
+
+
+def with_magnitude(m: Map, x: Tensor) -> Tensor:
+    weight = m.w + m.b @ m.a
+    return F.linear(x, m.p * weight / weight.norm(dim=1, keepdim=True))
+
+
+def quantised(m: Map, x: Tensor) -> Tensor:
+    step = m.p.detach().abs().max() / 7
+    return F.linear(x, m.p + ((m.p / step).round() * step - m.p).detach())
+
+
+def with_start(m: Map, x: Tensor) -> Tensor:
+    state = m.p.repeat(len(x), 1)
+    for k in range(x.shape[1]):
+        state = torch.tanh(m.a(x[:, k]) + m.b(state))
+    return x + state.unsqueeze(1)
 
 
 def merged(m: Map, x: Tensor) -> Tensor:
@@ -112,6 +145,43 @@ def sequence_layers(t: int, d: int) -> dict[str, Callable[[], nn.Module]]:
             a=parameter(1, d),
             b=parameter(d, 1),
         ),
+        "frozen": lambda: nn.Sequential(nn.Linear(d, d), nn.Linear(d, d).requires_grad_(False)),
+        "low rank, frozen": lambda: Map(
+            lambda m, x: F.linear(x, m.w + 2.0 * (m.b @ m.a)),
+            w=frozen(d, d),
+            a=parameter(1, d),
+            b=parameter(d, 1),
+        ),
+        "low rank, beside": lambda: Map(
+            lambda m, x: F.linear(x, m.w) + x @ m.a.T @ m.b.T,
+            w=frozen(d, d),
+            a=parameter(1, d),
+            b=parameter(d, 1),
+        ),
+        "frozen with magnitudes": lambda: Map(
+            with_magnitude, w=frozen(d, d), a=parameter(1, d), b=parameter(d, 1), p=parameter(d, 1)
+        ),
+        "scaled frozen": lambda: Map(lambda m, x: F.linear(x, m.p * m.w), w=frozen(d, d), p=parameter(d, 1)),
+        "temperature": lambda: Map(lambda m, x: x / m.p.exp(), p=nn.Parameter(torch.tensor(0.3))),
+        "quantised": lambda: Map(quantised, p=parameter(d, d)),
+        "learned start": lambda: Map(with_start, p=parameter(d), a=nn.Linear(d, d), b=nn.Linear(d, d)),
+        "several kernels": lambda: Map(
+            lambda m, x: torch.einsum("btk,btd,kde->bte", m.a(x).softmax(-1), x, m.p),
+            a=nn.Linear(d, 2),
+            p=parameter(2, d, d),
+        ),
+        "chosen kernels": lambda: Map(
+            lambda m, x: torch.bmm(m.a(x), m.p[(x[:, 0, 0] > 0).long()]),
+            a=nn.Linear(d, d),
+            p=parameter(2, d, d),
+        ),
+        "centres": lambda: Map(
+            lambda m, x: x + torch.exp(-torch.cdist(x, m.p)).sum(-1, True), p=parameter(3, d)
+        ),
+        "cosines": lambda: Map(
+            lambda m, x: F.normalize(x, dim=-1) @ F.normalize(m.p, dim=1).T, p=parameter(d, d)
+        ),
+        "gradient reversed": lambda: Map(lambda m, x: x + Reversed.apply(m.a(x)), a=nn.Linear(d, d)),
         "called by functions": lambda: Map(
             lambda m, x: functional_call(m.a, dict(m.a.named_parameters()), (x,)), a=nn.Linear(d, d)
         ),

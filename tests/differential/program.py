@@ -6,7 +6,7 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
-from tests.differential import layers, losses
+from tests.differential import direct, layers, losses
 from tests.differential.losses import Reduced
 
 
@@ -21,11 +21,15 @@ class Program:
     right: bool  # else it must be refused
     names: list[str] = field(default_factory=list)
     passes: str = "one"
+    whole: direct.Whole | None = None  # a loss of all outputs, in place of `elements` and `reduced`
 
     def loss(self, model: nn.Module | None = None) -> Tensor:
         model = self.model if model is None else model
         reduce, elements, x, half = self.reduced.loss, self.elements, self.x, len(self.x) // 2
         everyone, first, last = slice(None), slice(half), slice(half, None)
+        if self.whole is not None:
+            loss = self.whole(model, model(x))
+            return loss + self.whole(model, model(0.5 * x)) if self.passes == "two losses" else loss
         if self.passes == "two looks":
             return reduce(elements(model(x), everyone) + elements(model(0.5 * x), everyone))
         if self.passes == "two losses":
@@ -90,6 +94,8 @@ def _draw(random: Random, seed: int) -> Program:
             names.append(f"MIX {name}")
             mixes = True
     model, x = nn.Sequential(*parts), torch.randn(m, t, d)
+    if random.random() < 0.3:
+        return _with_direct_loss(random, seed, model, x, names, mixes)
     name, elements = losses.element_losses(random, m, t, d)
     names.append(name)
     with torch.no_grad():
@@ -121,6 +127,39 @@ def _draw(random: Random, seed: int) -> Program:
         names.append(f"PASSES {passes}")
     return Program(seed, model, x, elements, reduced, reduction, right, names, passes)
 
+
+def _with_direct_loss(
+    random: Random, seed: int, model: nn.Sequential, x: Tensor, names: list[str], mixes: bool
+) -> Program:
+    """Of torch's own means, and of some in which a parameter meets what all examples have made."""
+    shape = len(x), x.shape[1], x.shape[2]
+    if random.random() < 0.2:
+        name, whole = layers.random_choice(random, direct.refused_directly(random, *shape))
+        model.register_parameter("weigh", layers.parameter(shape[2]))
+        nothing = Reduced(lambda e: e, None, None)
+        return Program(
+            seed, model, x, lambda z, s: z, nothing, "mean", False, [*names, f"DIRECT {name}"], whole=whole
+        )
+    name, found = layers.random_choice(random, direct.direct_losses(random, *shape))
+    passes = "two losses" if random.random() < 0.1 else "one"
+    reduction = "sum" if name in PLAIN and random.random() < 0.1 else "mean"
+    names = [*names, f"DIRECT {name}", *([] if passes == "one" else [f"PASSES {passes}"])]
+    right = reduction == "mean" and not mixes
+    return Program(
+        seed,
+        model,
+        x,
+        found.elements,
+        found.reduced,
+        reduction,
+        right,
+        names,
+        passes,
+        found.whole,
+    )
+
+
+PLAIN = ("entropy", "mean squares", "smooth l1", "some labels", "blend")  # which are no sums
 
 # Several passes of the model under one backward pass. The first has the same examples twice; so has the second, if each
 # loss is a mean. Of the others that cannot be told.

@@ -1,12 +1,14 @@
 """Losses that a loop multiplies, and gradients that it clears or unscales: right, or refused by name."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import credo
-from credo.errors import CallOrderError, CredoError, InvalidValue, UnsupportedOperation
+from credo.errors import CallOrderError, CredoError, InvalidValue, TrainingWarning, UnsupportedOperation
 
 METHODS = ("VOGN", "OGN", "IVON", "KFAC", "NoisyKFAC", "BayesByBackprop")
 SQUARES = ("VOGN", "OGN", "KFAC", "NoisyKFAC")
@@ -36,13 +38,38 @@ def untouched(model: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("number", [16, 16.0, torch.tensor(16)], ids=["int", "float", "tensor"])
+@pytest.mark.parametrize("number", [16, torch.tensor(16)], ids=["int", "tensor"])
 def test_a_mean_times_the_number_of_examples_is_refused(method, number):
     model = network()
     optimizer = build(method, model)
     with pytest.raises(UnsupportedOperation, match=r"multiplied by 16, their number.*losses\)\.mean\(\)"):
         optimizer.step(lambda: mean_of(model) * number)
     assert untouched(model)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("times", [(16.0,), (4.0, 4.0), (4, 4)], ids=["16.0", "4.0 * 4.0", "4 * 4"])
+def test_a_constant_of_that_value_is_part_of_the_losses_with_a_warning(method, times):
+    """The squared temperature of a distillation, 4.0 ** 2, and sixteen examples."""
+
+    model, twin = network().double(), network().double()
+    X64 = X.double()
+    optimizer, reference = build(method, model), build(method, twin)
+
+    def of(network: nn.Module) -> Tensor:
+        found = F.cross_entropy(network(X64), Y)
+        for factor in times:
+            found = found * factor
+        return found
+
+    with pytest.warns(TrainingWarning, match=r"multiplied by 16.0, which is taken for a constant"):
+        optimizer.step(lambda: of(model))
+    reference.step(lambda: (16 * F.cross_entropy(twin(X64), Y, reduction="none")).mean())
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrainingWarning)
+        optimizer.step(lambda: of(model))  # said once
 
 
 @pytest.mark.parametrize("method", SQUARES)
@@ -138,6 +165,31 @@ def test_a_division_beside_accumulate_is_refused(method, size):
         optimizer.step(lambda: mean_of(model, slice(0, size)) / 4)
     assert untouched(model)
     assert not optimizer.pending()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "write", [lambda loss: 0.25 * loss, lambda loss: loss / 4.0], ids=["product", "float"]
+)
+def test_a_factor_that_is_a_float_belongs_to_the_loss_with_a_warning(method, write):
+    """0.5 * mse beside accumulate(2) is what many losses look like."""
+    model, twin = network().double(), network().double()
+    optimizer, reference = build(method, model), build(method, twin)
+    optimizer.accumulate(4)
+    X64 = X.double()
+
+    def own(network: nn.Module, rows: slice) -> Tensor:
+        return F.cross_entropy(network(X64[rows]), Y[rows], reduction="none")
+
+    with pytest.warns(TrainingWarning, match=r"multiplied by 0.25 beside accumulate\(4\)"):
+        optimizer.step(lambda: write(own(model, slice(0, 4)).mean()))
+    for k in range(1, 4):
+        optimizer.step(lambda k=k: write(own(model, slice(4 * k, 4 * k + 4)).mean()))
+    reference.step(lambda: (0.25 * own(twin, slice(None))).mean())
+    assert optimizer.counters["step"] == reference.counters["step"] == 1
+    if method != "BayesByBackprop":
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -65,10 +65,12 @@ class SquareAccumulator:
         names: Callable[[], Mapping[int, str]],
         reduction: str | None = None,
         constants: set[float] | None = None,
+        graphs: set[int] | None = None,
     ):
-        """`constants` are known to multiply losses, whatever the batch; new ones are added."""
+        """`constants` are known to multiply losses, whatever the batch; new ones are added. So are `graphs`."""
         self.parameters = parameters
         self.constants = set() if constants is None else constants
+        self.graphs = set() if graphs is None else graphs  # in which rows were examples
         self.reduction = reduction  # what the loss is declared to be; None: not declared
         self.shares: list[Share] = []  # how much of a mean each backward pass was
         self.has_open_shares = False

@@ -23,6 +23,7 @@ from credo.curvature.passes import JOINS, check_joined, check_one_example
 from credo.curvature.reductions import check_sum, read_mean
 from credo.curvature.rule import WIDE, Operation
 from credo.curvature.rules import Generic
+from credo.curvature.rules.elementwise import Elementwise
 from credo.curvature.rules.recurrent import Recurrent
 from credo.curvature.torch_private import (
     DisableTorchFunction,
@@ -70,7 +71,8 @@ def audit(
     if reaches and examples > samples:  # one example cannot meet another
         counted = _count_in_the_loss(call, nodes, edges, accumulator, examples, samples, declared is not None)
     elif reaches and examples:
-        if declared is None and accumulator.current is None:
+        alone = declared is None and accumulator.current is None
+        if alone and not (accumulator.graphs and _outline(nodes, edges) in accumulator.graphs):
             _check_rows_alone(call, nodes, accumulator, bool(more), samples)
         factors, below = outer_factors(call.roots, call.seeds)
         accumulator.outer = tuple(factors)
@@ -102,6 +104,7 @@ def _count_in_the_loss(
 
         if accumulator.current is not None or accumulator.reduction is None:
             return examples
+        counted = examples
         if not declared and (known is None or not known.joins_are_right):
             for node in nodes:
                 if type(node).__name__ in JOINS:
@@ -111,8 +114,7 @@ def _count_in_the_loss(
         if accumulator.reduction == "sum":
             check_sum(trace(), call.roots, call.seeds, declared)
             accumulator.outer = tuple(outer_factors(call.roots, call.seeds)[0])
-            return examples
-        if (
+        elif (
             known is not None
             and len(call.roots) == 1
             and call.seeds[0] is None
@@ -123,15 +125,18 @@ def _count_in_the_loss(
                 accumulator.add_share(WHOLE)
             else:
                 accumulator.shares.append(WHOLE)
-            return examples
-        reading = read_mean(trace(), call.roots, call.seeds, declared)
-        factors, _ = outer_factors(call.roots, call.seeds)
-        accumulator.outer = tuple(factors)
-        accumulator.factors = of_a_mean(factors, reading.share.of_examples) if factors else ()
-        for number in {examples // samples, reading.examples // samples} if accumulator.factors else ():
-            refuse_number_of_examples(accumulator.factors, number, accumulator.constants)
-        accumulator.add_share(reading.share)
-        return reading.examples
+        else:
+            reading = read_mean(trace(), call.roots, call.seeds, declared)
+            counted = reading.examples
+            factors, _ = outer_factors(call.roots, call.seeds)
+            accumulator.outer = tuple(factors)
+            accumulator.factors = of_a_mean(factors, reading.share.of_examples) if factors else ()
+            for number in {examples // samples, counted // samples} if accumulator.factors else ():
+                refuse_number_of_examples(accumulator.factors, number, accumulator.constants)
+            accumulator.add_share(reading.share)
+        if not declared:
+            accumulator.graphs.add(_outline(nodes, edges) if known is None else known.outline)
+        return counted
 
 
 def _joins_rows(node: Any, trace: Trace) -> bool:
@@ -254,12 +259,20 @@ def _misfit(operation: Operation, accumulator: SquareAccumulator, examples: int)
     roots = [root for source in operation.watched_sources if source is not None for root in source.roots]
     names = ", ".join(repr(accumulator.names()[id(root)]) for root in roots)
     lead = operation.lead
+    if lead < 0 and isinstance(operation, Elementwise):
+        return (
+            f"{operation.name} with {names} makes one number for the {examples} examples of the batch, so which part "
+            "of its gradient is whose cannot be told. A learned weight of a loss, a temperature or a log variance "
+            "goes to the losses of the examples, before the mean: (torch.exp(-s) * losses + s).mean(). A penalty on "
+            "parameters has no examples: a prior does its work (prior_precision)."
+        )
     got = "no leading dimension" if lead < 0 else f"a leading dimension of {lead}"
     return (
         f"{operation.name} with {names} has {got} where the batch has {examples} examples. The leading "
         "dimension must count examples: use batch_first, keep (B, T, d) instead of (T, B, d), or, where the rows "
         "of one example follow each other as in (B·T, d), say how many examples there are with examples=B. A "
-        "constant that meets a parameter (position numbers, a mask) must be a buffer of the module. A "
+        "constant that meets a parameter (position numbers, a mask) must be a buffer of the module. Learned weights of "
+        "several losses meet the losses of the examples, before the mean. A "
         "penalty on parameters in the loss has no examples: a prior does its work."
     )
 
@@ -340,7 +353,7 @@ _UNARY = frozenset(
 class Structure:
     """What is remembered of a graph: layouts, by the places of the nodes, and whether its loss is plainly a mean."""
 
-    def __init__(self, trace: Trace, nodes: Sequence[Any]):
+    def __init__(self, trace: Trace, nodes: Sequence[Any], outline: int):
         self.layouts = [trace.result_layouts(node) for node in nodes]
         self._plain, name = False, operation_name(type(nodes[0]))
         if nodes.count(None) == 0 and trace.result_layouts(nodes[0]) is WHOLE_BATCH:
@@ -348,6 +361,7 @@ class Structure:
             whole = isinstance(rows, Rows) and rows.label is None
             self._plain = whole and (name == "Mean" or saved(nodes[0], "reduction", 0) == 1)
         self._chooses = name.startswith("NllLoss")
+        self.outline = outline
         self.joins_are_right = False  # whether what is put behind each other was looked at
 
     def is_mean_of_all(self, root: Any, accumulator: SquareAccumulator, examples: int) -> bool:
@@ -378,8 +392,14 @@ def _structure_of(
     trace = Trace(nodes, examples, samples)
     if len(_known) >= _MOST:
         _known.pop(next(iter(_known)))
-    _known[key] = known = Structure(trace, nodes)
+    _known[key] = known = Structure(trace, nodes, _outline(nodes, edges))
     return known, trace
+
+
+def _outline(nodes: Sequence[Any], edges: Sequence[int]) -> int:
+    """A graph without its sizes: a batch of one has that of the batches before it."""
+    kinds = (type(node.operation) if type(node) is _WATCHED else type(node) for node in nodes)
+    return hash((*kinds, *edges))
 
 
 def _key(nodes: Sequence[Any], edges: Sequence[int], examples: int, samples: int) -> Any:

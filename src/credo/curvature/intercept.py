@@ -135,7 +135,7 @@ class Interception(TorchFunctionMode):
         self._samples = samples  # computed at once
         self._transform = transform
         self.accumulator = SquareAccumulator(
-            parameters.watched, parameters.names, reduction, parameters.factors
+            parameters.watched, parameters.names, reduction, parameters.factors, parameters.graphs
         )
         self._provenance = Provenance(parameters)
         self._declared = declared

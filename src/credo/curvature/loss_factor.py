@@ -3,10 +3,12 @@
 A constant there may be part of every example's loss, as in 0.5 * mse. It may as well be what a loop does to a loss: a
 division by the number of micro-batches, a product with the number of examples, a scaler's scale. The graph looks the
 same, and gradients and squares are those of another loss. What is certain to be meant otherwise raises, here or where
-it becomes certain.
+it becomes certain. Numbers of things are whole: `len(x)`, `accumulation_steps`. A float of that value, such as 0.5 or a
+squared temperature, is taken for part of the losses, with a warning.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, final
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from credo.curvature.flow_lookup import operation_name
 from credo.curvature.torch_private import saved
-from credo.errors import CallOrderError, UnsupportedOperation
+from credo.errors import CallOrderError, TrainingWarning, UnsupportedOperation
 
 _FARTHEST = 12  # operations looked at
 _COMPARED = 4  # gradients, which are enough to tell a division of all from clipping
@@ -31,10 +33,14 @@ SEVERAL_MEANS = (
 
 
 class Factor(NamedTuple):
-    """One constant; a plain number, or a tensor of single precision, as a GradScaler's scale is."""
+    """One constant; a plain number, or a tensor of single precision, as a GradScaler's scale is.
+
+    It is whole if it was written as an integer, or as a division by one.
+    """
 
     value: float
     is_number: bool
+    is_whole: bool = False
 
 
 def outer_factors(roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> tuple[list[Factor], Any]:
@@ -56,7 +62,8 @@ def outer_factors(roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> tu
             if other.numel() != 1 or not (size := abs(float(other))) or not math.isfinite(size):
                 break
             number = other.dtype is not torch.float32
-            found.append(Factor(size if name == "Mul" else 1 / size, number))
+            whole = not other.dtype.is_floating_point
+            found.append(Factor(size if name == "Mul" else 1 / size, number, whole))
         elif name not in _PASSED or len(edges) != 1:
             break
         node = node.next_functions[edges[0]][0]
@@ -74,17 +81,18 @@ def of_a_mean(factors: Sequence[Factor], share: float) -> tuple[Factor, ...]:
 
 def has_product(factors: Sequence[Factor], wanted: float) -> bool:
     """Whether constants that follow each other make up this number."""
-    return any(abs(product / wanted - 1) < 1e-6 for product in _products(factors))
+    return any(abs(product / wanted - 1) < 1e-6 for product, _ in _products(factors))
 
 
-def _products(factors: Sequence[Factor]) -> Iterable[float]:
+def _products(factors: Sequence[Factor]) -> Iterable[tuple[float, bool]]:
+    """Of constants that follow each other; and whether all of them are whole."""
     for first in range(len(factors)):
-        product = 1.0
+        product, whole = 1.0, True
         for factor in factors[first:]:
             if not factor.is_number:
                 break
-            product *= factor.value
-            yield product
+            product, whole = product * factor.value, whole and factor.is_whole
+            yield product, whole
 
 
 def refuse_number_of_examples(factors: Sequence[Factor], examples: int, constants: set[float]) -> None:
@@ -94,27 +102,48 @@ def refuse_number_of_examples(factors: Sequence[Factor], examples: int, constant
     """
     if math.prod(factor.value for factor in factors) < 1 + 1e-6:
         return
-    for product in set(_products(factors)):
+    number = next((f.value for f in factors if f.is_whole and abs(f.value / examples - 1) < 1e-6), None)
+    if examples > 1 and number is not None and number not in constants:
+        raise UnsupportedOperation(
+            f"reduction='mean' is declared, and a mean over {examples} examples is multiplied by {examples}, their "
+            "number, which makes it a sum: squares would be that number squared too large. Leave the product "
+            "out, or declare reduction='sum'. A constant that happens to be that number belongs to the losses of "
+            f"the examples: ({examples} * losses).mean(); or write it as a float, {float(examples)} * loss."
+        )
+    for product, _ in _products(factors):
         if examples > 1 and product not in constants and abs(product / examples - 1) < 1e-6:
-            raise UnsupportedOperation(
-                f"reduction='mean' is declared, and a mean over {examples} examples is multiplied by {examples}, their "
-                "number, which makes it a sum: squares would be that number squared too large. Leave the product "
-                "out, or declare reduction='sum'. A constant that happens to be that number belongs to the losses of "
-                f"the examples: ({examples} * losses).mean()."
+            _warn(
+                f"a mean over {examples} examples is multiplied by {float(examples)}, which is taken for a constant "
+                "of the loss. If their number is meant, leave it out, or declare reduction='sum': squares are that "
+                "number squared too large otherwise."
             )
         constants.add(product)
 
 
-def refuse_divided(factors: Sequence[Factor], micro_batches: int) -> None:
+def refuse_divided(factors: Sequence[Factor], micro_batches: int, constants: set[float]) -> None:
     """A mean that was divided by the number of micro-batches, where these are weighed already."""
-    if has_product(factors, 1 / micro_batches):
-        raise UnsupportedOperation(
-            f"accumulate({micro_batches}) makes one update of {micro_batches} micro-batches and weighs them by their "
-            f"examples, but the mean loss is divided by {micro_batches} beforehand, so gradients would be too small by "
-            f"{micro_batches} and squares by its square. Give each micro-batch its own mean loss, without the "
-            "division. A constant that belongs to the loss goes to the losses of the examples: "
-            f"(losses / {micro_batches}).mean()."
-        )
+    for product, whole in _products(factors):
+        if abs(product * micro_batches - 1) > 1e-6:
+            continue
+        if whole:
+            raise UnsupportedOperation(
+                f"accumulate({micro_batches}) makes one update of {micro_batches} micro-batches and weighs them by "
+                f"their examples, but the mean loss is divided by {micro_batches} beforehand, so gradients would be "
+                f"too small by {micro_batches} and squares by its square. Give each micro-batch its own mean loss, "
+                "without the division. A constant that belongs to the loss goes to the losses of the examples: "
+                f"(losses / {micro_batches}).mean(); or is written as a product, {1 / micro_batches:g} * loss."
+            )
+        if product not in constants:
+            constants.add(product)
+            _warn(
+                f"a mean loss is multiplied by {product:g} beside accumulate({micro_batches}), which is taken for a "
+                f"constant of the loss. If it is the share of a micro-batch, leave it out: micro-batches are weighed "
+                "by their examples already."
+            )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, TrainingWarning, stacklevel=2)
 
 
 # ────────────────────────────────────────
@@ -155,7 +184,7 @@ class Unscaled:
     """
 
     def __init__(self, factors: Sequence[Factor], parameters: Iterable[Tensor]):
-        self._products = [product for product in _products(_as_numbers(factors)) if product > 1 + 1e-3]
+        self._products = [product for product, _ in _products(_as_numbers(factors)) if product > 1 + 1e-3]
         held = [p for p in parameters if p.grad is not None and p.numel()] if self._products else []
         found = ((p, size) for p in held if (size := _size(p)) > 0)  # what is zero says nothing
         self._sizes = list(islice(found, _COMPARED))

@@ -17,7 +17,7 @@ from credo.curvature.flow_lookup import (
     probed,
 )
 from credo.curvature.flows import Mixed, same
-from credo.curvature.layouts import Layout, Rows
+from credo.curvature.layouts import Layout, Rows, WholeBatch
 from credo.curvature.rule import Operation
 from credo.curvature.rules import Generic
 from credo.curvature.rules.elementwise import Elementwise
@@ -137,6 +137,9 @@ class Trace:
 
     def _of_watched(self, node: Any, arguments: list[Layout]) -> "Layout | list[Layout]":
         operation: Operation = node.operation
+        found = [layout for layout in arguments if layout is not None]
+        if found and all(isinstance(layout, WholeBatch) for layout in found):
+            raise UnsupportedOperation(_numbers_of_all(operation))
         for k, layout in enumerate(arguments):
             if isinstance(layout, Rows):
                 self._check_rows(node, operation, k, layout)
@@ -183,6 +186,17 @@ class Trace:
             return Rows(axis, samples, self.examples, others)
         apart = len(shape) > 1 and shape[0] == samples and shape[1] % self.examples == 0
         return Rows(1, 1, self.examples, shape[1] // self.examples) if apart else None
+
+
+def _numbers_of_all(operation: Operation) -> str:
+    keys = {id(root) for source in operation.watched_sources if source is not None for root in source.roots}
+    names = operation.watched_by.names()
+    return (
+        f"{operation.name} with {', '.join(sorted(repr(names[key]) for key in keys))} takes numbers that all examples "
+        "have made together, such as the mean losses of several tasks, so which part of the parameter's gradient is "
+        "whose cannot be told. A learned weight or log variance of a loss goes to the losses of the examples, before "
+        "the mean: (torch.exp(-s) * losses + s).mean(). IVON and BayesByBackprop need no gradients of single examples."
+    )
 
 
 def _message(name: str, reason: str) -> str:

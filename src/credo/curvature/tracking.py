@@ -237,13 +237,19 @@ class WatchedParameters:
         names: Callable[[], Mapping[int, str]],
         module: "weakref.ref[torch.nn.Module] | None" = None,
     ):
-        """With a `module` its buffers are constants too, asked for anew for every block: they come and go."""
+        """With a `module` its frozen parameters are constants, and its buffers, asked for anew for every block."""
         self.names, self._module = names, module
         self.watched: dict[int, Tensor] = {}
         self.sources: dict[int, ParameterSource] = {}
         self.constants: dict[int, Tensor] = {}
         self.factors: set[float] = set()  # constants that have multiplied losses, whatever the batch
-        for constant in constants:
+        self.graphs: set[int] = set()  # in which rows were examples, of several examples each
+        held = None if module is None else module()
+        of_module = [] if held is None else [p for p in held.parameters() if not p.requires_grad]
+        for constant in (
+            *constants,
+            *of_module,
+        ):  # a weight that is made of a frozen one has no examples in it
             if constant is not None:
                 self.constants[id(constant)] = constant
         for p in parameters:

@@ -134,7 +134,9 @@ class Accumulating(Grouped):
             )
         mean_loss = gathered.vectorized or self.settings["reduction"] == "mean"
         if mean_loss and gathered.factors:
-            refuse_divided(gathered.factors, wanted)
+            refuse_divided(
+                gathered.factors, wanted, set() if self._watched is None else self._watched.factors
+            )
         with torch.no_grad():
             columns = [gradients(parameters, mean_loss), *gathered.columns(parameters, mean_loss)]
             self._held.add(columns, gathered, checks.loss_scales(self, gathered.scale))

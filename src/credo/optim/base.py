@@ -424,7 +424,8 @@ class BayesianOptimizer(Socket):
         own = () if known is None else tuple(known.watched.values())
         if known is None or len(own) != len(parameters) or not all(map(is_, own, parameters)):
             names = partial(parameter_names, self.param_groups)
-            self._watched = known = WatchedParameters(parameters, (), names, self._module)
+            frozen = [p for p in self._members() if not p.requires_grad]
+            self._watched = known = WatchedParameters(parameters, frozen, names, self._module)
         return known
 
 
