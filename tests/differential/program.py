@@ -159,7 +159,7 @@ def _with_direct_loss(
     )
 
 
-PLAIN = ("entropy", "mean squares", "smooth l1", "some labels", "blend")  # which are no sums
+PLAIN = ("entropy", "mean squares", "smooth l1", "blend")  # which are no sums
 
 # Several passes of the model under one backward pass. The first has the same examples twice; so has the second, if each
 # loss is a mean. Of the others that cannot be told.

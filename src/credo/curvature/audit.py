@@ -27,6 +27,7 @@ from credo.curvature.rules.elementwise import Elementwise
 from credo.curvature.rules.recurrent import Recurrent
 from credo.curvature.torch_private import (
     DisableTorchFunction,
+    creation_order,
     has_saved,
     node_type,
     results_of,
@@ -49,9 +50,12 @@ def audit(
 ) -> BackwardPass:
     """The pass about to begin; raises on parameters that it would reach by unwatched ways."""
     operations, nodes, edges = _watched_operations(call.roots, accumulator)
+    loss = -1 if nodes[0] is None else creation_order(nodes[0])
     once: set[int] = set()
     more: set[int] = set()
     for operation in operations:
+        if operation.watched_loss not in (-1, loss):
+            _refuse_second_loss(call, accumulator)
         keys, direct = [], True
         for source in operation.watched_sources:
             if source is None:
@@ -80,7 +84,21 @@ def audit(
         accumulator.factors = tuple(factors) if is_mean else ()
         share = math.prod(factor.value for factor in factors) if is_mean else math.nan
         accumulator.add_share(Share(share, share))
+    if reaches and accumulator.current is None and accumulator.reduction is not None:
+        for operation in operations:
+            operation.watched_loss = loss
     return BackwardPass(examples, counted, wanted, single)
+
+
+def _refuse_second_loss(call: EngineCall, accumulator: SquareAccumulator) -> None:
+    """Two losses of one forward pass have the same examples, whose gradients are squared after they are added."""
+    if accumulator.current is None and accumulator.reduction is not None and call.wanted is None:
+        raise UnsupportedOperation(
+            "a second loss goes back through a forward pass that another loss has gone back through already. An "
+            "example's gradient is that of both, and a square of the sum is not the sum of the squares. Add the "
+            "losses, and call backward once: (loss1 + loss2).backward(). IVON and BayesByBackprop need no gradients "
+            "of single examples."
+        )
 
 
 def _count_in_the_loss(

@@ -76,7 +76,9 @@ def of_a_mean(factors: Sequence[Factor], share: float) -> tuple[Factor, ...]:
     base = share / math.prod(factor.value for factor in kept)
     while kept and base > 1 + 1e-6:
         base *= kept.pop().value
-    return tuple(kept) if base < 1 + 1e-6 else ()
+    return (
+        tuple(kept) if base < 1 + 1e-6 else tuple(factors)
+    )  # else constants of terms are in it: 16 * l₁ + l₂
 
 
 def has_product(factors: Sequence[Factor], wanted: float) -> bool:

@@ -134,6 +134,7 @@ class Operation(ABC):
     watched_keys: tuple[int, ...] = ()  # ids of what is in its slots, if these are all parameters themselves
     watched_by: "SquareAccumulator"
     watched_order: int  # among the calls of the block
+    watched_loss: int = -1  # the loss of the last backward pass through it; −1: there was none
     _may_have_none: bool = False  # whether `has_no_examples` is a question
 
     def __init_subclass__(cls) -> None:

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from types import FunctionType
 from typing import Any
 
@@ -119,10 +119,8 @@ results_of: Callable[[Any], Any] = attrgetter("_input_metadata")  # of a node: s
 _ABSENT = object()
 
 
-def creation_order(node: Any) -> int:
-    """Later nodes have larger numbers, as far as one thread made them."""
-    number: int = node._sequence_nr()
-    return number
+# Of nodes: later ones have larger numbers, as far as one thread made them.
+creation_order: Callable[[Any], int] = methodcaller("_sequence_nr")
 
 
 def saved(node: Any, name: str, default: Any = _ABSENT) -> Any:
