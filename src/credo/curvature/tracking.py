@@ -245,12 +245,11 @@ class WatchedParameters:
         self.factors: set[float] = set()  # constants that have multiplied losses, whatever the batch
         self.graphs: set[int] = set()  # in which rows were examples, of several examples each
         held = None if module is None else module()
-        of_module = [] if held is None else [p for p in held.parameters() if not p.requires_grad]
-        for constant in (
-            *constants,
-            *of_module,
-        ):  # a weight that is made of a frozen one has no examples in it
-            if constant is not None:
+        # A weight that is made of a frozen one has no examples in it.
+        for constant in (*constants, *(() if held is None else held.parameters())):
+            if constant is not None and not (
+                isinstance(constant, torch.nn.Parameter) and constant.requires_grad
+            ):
                 self.constants[id(constant)] = constant
         for p in parameters:
             if p is None:

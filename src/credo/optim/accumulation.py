@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from credo.curvature.loss_factor import refuse_divided
+from credo.curvature.tracking import WatchedParameters
 from credo.distributed.reduce import NamedSums, gradients
 from credo.errors import CallOrderError, UnsupportedOperation
 from credo.optim import arguments, checks
@@ -97,6 +98,7 @@ class Accumulating(Grouped):
     counters: dict[str, int]
     _held: Held
     _gathered: StepStatistics
+    _watched: WatchedParameters | None
 
     def accumulate(self, micro_batches: int) -> None:
         """From now on every update is made from so many calls of `step`, each with its own micro-batch.

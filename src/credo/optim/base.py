@@ -424,8 +424,7 @@ class BayesianOptimizer(Socket):
         own = () if known is None else tuple(known.watched.values())
         if known is None or len(own) != len(parameters) or not all(map(is_, own, parameters)):
             names = partial(parameter_names, self.param_groups)
-            frozen = [p for p in self._members() if not p.requires_grad]
-            self._watched = known = WatchedParameters(parameters, frozen, names, self._module)
+            self._watched = known = WatchedParameters(parameters, self._members(), names, self._module)
         return known
 
 
