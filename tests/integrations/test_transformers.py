@@ -14,8 +14,13 @@ pytest.importorskip("accelerate", reason="extra: hf")
 
 import transformers
 
-from credo.integrations.transformers import POSTERIOR, VariationalTrainer, unwrapped_optimizer
-from tests.integrations.tiny import bert, gpt2, sequences, t5
+from credo.integrations.transformers import (
+    POSTERIOR,
+    VariationalTrainer,
+    VariationalTrainerMixin,
+    unwrapped_optimizer,
+)
+from tests.integrations.tiny import bart, bert, gpt2, sequences, t5
 
 transformers.logging.set_verbosity_error()
 
@@ -225,3 +230,52 @@ def test_a_posterior_over_adapters_alone(tmp_path):
     prediction = credo.predict(model, posterior, loader, samples=4)
     assert prediction.probs.shape == (16, 8, 30)
     assert float(prediction.mutual_information.mean()) > 0
+
+
+class Seq2SeqTrainer(VariationalTrainerMixin, transformers.Seq2SeqTrainer):
+    """As its users write it."""
+
+
+@pytest.mark.parametrize("make", [t5, bart], ids=lambda make: make.__name__)
+def test_from_sequence_to_sequence(make, tmp_path):
+    """The Trainer for it, by class; micro-batches, resuming, generation, evaluation by samples, and predict."""
+    data = [{n: t for n, t in row.items() if n != "decoder_input_ids"} for row in sequences(14, make())]
+    joined = {name: torch.stack([row[name] for row in data]) for name in data[0]}
+
+    def run(folder, resume=None, **options):
+        model = make()
+        options = {"num_train_epochs": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True} | options
+        options = {"predict_with_generate": True, "per_device_eval_batch_size": 14} | options
+        options = {"save_strategy": "no"} | options
+        arguments = transformers.Seq2SeqTrainingArguments(str(folder), seed=0, **options)
+        trainer = Seq2SeqTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=data,
+            eval_dataset=data,
+            optimizer_cls_and_kwargs=(credo.VOGN, {}),
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer, torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    saving = {"per_device_train_batch_size": 8, "save_strategy": "steps", "save_steps": 2}
+    trainer, whole = run(tmp_path, **saving)
+    _, parts = run(tmp_path / "parts", per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    assert (parts - whole).abs().max() < 1e-6
+    assert unwrapped_optimizer(trainer.optimizer).settings["data_size"] == 14
+    _, resumed = run(tmp_path, str(tmp_path / "checkpoint-2"), **saving)
+    assert torch.equal(resumed, whole)
+    trainer.evaluation_samples = 3
+    found = trainer.predict(data)
+    assert found.predictions.ndim == 2  # words that were generated
+    assert found.predictions.dtype.kind == "i"
+    trainer.args.predict_with_generate = False
+    prediction = credo.predict(
+        trainer.model, trainer.posterior(), [joined], samples=3, seed=trainer.args.seed
+    )
+    log_probs, labels = prediction.log_probs.flatten(0, 1), joined["labels"].flatten()
+    assert abs(found.metrics["test_loss"] - float(F.nll_loss(log_probs, labels))) < 1e-5
+    assert abs(trainer.evaluate()["eval_loss"] - found.metrics["test_loss"]) < 1e-9
+    explicit = {"decoder_input_ids": trainer.model.prepare_decoder_input_ids_from_labels(joined["labels"])}
+    again = credo.predict(trainer.model, trainer.posterior(), [{**joined, **explicit}], samples=3, seed=0)
+    assert torch.equal(again.probs, prediction.probs)

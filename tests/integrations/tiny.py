@@ -35,6 +35,24 @@ def t5():
     return seeded(T5ForConditionalGeneration, config)
 
 
+def bart():
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    sizes = {f"{part}_{name}": n for part in ("encoder", "decoder")
+             for name, n in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 16))}  # fmt: skip
+    words = {
+        "vocab_size": WORDS,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+    }
+    config = BartConfig(
+        **words, **sizes, d_model=16, max_position_embeddings=32, dropout=0.0, forced_eos_token_id=None
+    )
+    return seeded(BartForConditionalGeneration, config)
+
+
 def seeded(kind, config):
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(0)

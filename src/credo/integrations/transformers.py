@@ -15,6 +15,7 @@ one batch with the examples of all. One example is one sequence.
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -82,8 +83,15 @@ class VariationalTrainerMixin:
     def __init__(self, *args: Any, **kwargs: Any):
         self._block = UpdateBlock()
         above: Any = super()
+        kind, _ = kwargs.get("optimizer_cls_and_kwargs") or (None, {})
+        by_class = isinstance(kind, type) and issubclass(kind, BayesianOptimizer)
+        chosen = (
+            kwargs.pop("optimizer_cls_and_kwargs") if by_class else None
+        )  # Seq2SeqTrainer does not take it
         above.__init__(*args, **kwargs)
         own: Any = self
+        if by_class:
+            own.optimizer_cls_and_kwargs = chosen
         own.loss_is_scaled_for_ga = True  # by `compute_loss`, and not once more
         if own.label_smoother is not None:
             own.label_smoother = MeanLabelSmoother(own.args.label_smoothing_factor)
@@ -207,16 +215,21 @@ class VariationalTrainerMixin:
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> Any:
-        """transformers'; of samples, the logits are the logarithm of the averaged probabilities."""
+        """transformers'; of samples, the logits are the logarithm of the averaged probabilities.
+
+        Where a Seq2SeqTrainer generates (`predict_with_generate`), it does so with the mean; the loss is of samples.
+        """
         above: Any = super()
         if self._draws is None:
             return above.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         own: Any = self
+        generates = bool(getattr(own.args, "predict_with_generate", False))
+        step = partial(transformers.Trainer.prediction_step, own) if generates else above.prediction_step
         total: Tensor | None = None
         labels = None
         for sample in self._draws:
             with loaded(own.model, sample):
-                _, logits, labels = above.prediction_step(model, dict(inputs), False, ignore_keys)
+                _, logits, labels = step(model, dict(inputs), False, ignore_keys)
             if not isinstance(logits, Tensor):
                 logits = logits[0]
             log_probs = wide(logits).log_softmax(-1)
@@ -224,7 +237,11 @@ class VariationalTrainerMixin:
         assert total is not None
         averaged = total - math.log(len(self._draws))
         loss = None if labels is None else self._loss_of(averaged, labels)
-        return (loss, None, None) if prediction_loss_only else (loss, averaged, labels)
+        if prediction_loss_only:
+            return loss, None, None
+        if generates:
+            return loss, *above.prediction_step(model, inputs, False, ignore_keys)[1:]
+        return loss, averaged, labels
 
     def _loss_of(self, log_probs: Tensor, labels: Any) -> Tensor:
         if not isinstance(labels, Tensor) or labels.is_floating_point():

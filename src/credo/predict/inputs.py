@@ -9,7 +9,8 @@
 
 A batch of an iterable is a tensor, an array, a mapping, or a tuple or list `(x,)` or `(x, y)`: y is the target, and x
 is again any of the first three. Longer ones are an error, since which part is a target cannot be known. In a mapping
-the target is what `target=` names, or one of `TARGETS`, or "y" where the model takes no such argument.
+the target is what `target=` names, or one of `TARGETS`, or "y" where the model takes no such argument. A model of
+transformers from sequence to sequence gets the labels shifted as `decoder_input_ids`, where a batch has none.
 
 Arrays of floating-point numbers get the dtype of the model's weights: numpy's are float64 by habit, not by choice.
 Tensors keep theirs.
@@ -137,7 +138,20 @@ class Reader:
         left_out |= {n for n in arguments if n in TARGETS or (n == "y" and not self._takes("y"))}
         names = [self._target] if self._target is not None else sorted(left_out & arguments.keys())
         target = _target(arguments[names[0]]) if len(names) == 1 else None
+        arguments = self._with_decoder_inputs(arguments, target)
         return Batch((), {n: self._converted(a) for n, a in arguments.items() if n not in left_out}, target)
+
+    def _with_decoder_inputs(self, arguments: dict[str, object], labels: object) -> dict[str, object]:
+        """transformers' models from sequence to sequence shift the labels to the right, if they get them."""
+        prepare = getattr(self._model, "prepare_decoder_input_ids_from_labels", None)
+        own = ("decoder_input_ids", "decoder_inputs_embeds")
+        if (
+            prepare is None
+            or not isinstance(labels, Tensor)
+            or any(arguments.get(n) is not None for n in own)
+        ):
+            return arguments
+        return {**arguments, "decoder_input_ids": prepare(labels=labels)}
 
     def _unpacked(self, batch: object) -> Batch:
         target: object = None
