@@ -223,15 +223,20 @@ def network_of(task: str, weights: dict[str, Tensor]) -> Any:
 
 
 def show(found: list[dict[str, Any]]) -> None:
-    """Means over the seeds, Markdown."""
-    methods = list(dict.fromkeys(row["method"] for row in found))
-    for task in dict.fromkeys(row["task"] for row in found):
-        seeds = {row["seed"] for row in found if row["task"] == task}
-        print(f"\n| {task}, {len(seeds)} seeds | NLL | accuracy | ECE |\n|---|---|---|---|")
-        for method in methods:
+    """Means over the seeds, Markdown: NLL, accuracy and ECE of each task."""
+    tasks = list(dict.fromkeys(row["task"] for row in found))
+    seeds = [len({row["seed"] for row in found if row["task"] == task}) for task in tasks]
+    print("| |", " | ".join(f"{task} (seeds: {n})" for task, n in zip(tasks, seeds, strict=True)), "|")
+    print("|---|" + "---|" * len(tasks))
+    for method in dict.fromkeys(row["method"] for row in found):
+        cells = []
+        for task in tasks:
             own = [row for row in found if (row["task"], row["method"]) == (task, method)]
-            mean = [sum(row[name] for row in own) / max(len(own), 1) for name in ("nll", "accuracy", "ece")]
-            print(f"| {method} | {mean[0]:.3f} | {100 * mean[1]:.1f} % | {mean[2]:.3f} |")
+            nll, accuracy, ece = (
+                sum(row[name] for row in own) / max(len(own), 1) for name in ("nll", "accuracy", "ece")
+            )
+            cells.append(f"{nll:.3f} / {100 * accuracy:.1f} / {ece:.3f}")
+        print(f"| {method} |", " | ".join(cells), "|")
 
 
 def main() -> None:

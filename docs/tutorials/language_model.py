@@ -2,8 +2,8 @@
 # # Fine-tuning a language model with LoRA
 #
 # A small GPT-2 is trained here, from scratch. Then it learns a second language from 64 sentences, by LoRA
-# adapters in Hugging Face's Trainer. So little text is quickly learned by heart. Six ways to do it are
-# compared: what does each believe about sentences it has not seen?
+# adapters in Hugging Face's Trainer. Six ways to do it are compared: what does each believe about sentences
+# it has not seen?
 #
 # You need `pip install 'credo[hf]'`. Nothing is downloaded.
 
@@ -169,15 +169,17 @@ for name, (nll, accuracy, probs) in results.items():
 # ## The picture
 #
 # On the left, the NLL of unseen sentences; lower is better. On the right, how often the most probable word
-# was right, by how probable it was said to be. Below the dashed line a model is too sure.
+# was right, by how probable it was said to be. Below the dashed line a model is too sure, above it not sure
+# enough.
 
 # %%
 CAPTION = "Test NLL of each method, and accuracy by confidence"
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 names = sorted(results, key=lambda name: float(results[name][0]))
 values = [float(results[name][0]) for name in names]
-left.barh(names[::-1], values[::-1], height=0.6)
-left.set(xlabel="test NLL, nats a word", xlim=(0.97 * min(values), 1.01 * max(values)))
+left.plot(values[::-1], names[::-1], "o")
+left.grid(axis="y", linewidth=0.5)
+left.set(xlabel="test NLL, nats a word")
 for name in ("AdamW", "AdamW + T", "VOGN"):
     confidence, word = results[name][2].max(-1)
     correct = (word == test[:, 1:].flatten()).float()
@@ -208,7 +210,9 @@ print(f"a new model with it: NLL {scores(adapted(), loaded, test)[0]:.3f}")
 # ## Does it know the language?
 #
 # Sentences of a third language have other pairs of words. Mutual information is the part of the doubt that
-# more data would remove.
+# more data would remove. Look at how little the numbers differ: the words are known, and the adapters are a
+# small part of the model. A posterior over adapters improves the probabilities. It does not tell by itself
+# that a text is foreign.
 
 # %%
 for name, ids in (("as trained", test), ("another language", language(2, 400, 13))):
