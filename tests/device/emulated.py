@@ -12,7 +12,9 @@ are seen that tests on a CPU cannot see:
         ...
     seen.launches.total()
 
-Copies between devices and the host are counted with their bytes, and the memory of all tensors on a device. Only one
+Copies between devices and the host are counted with their bytes, and the memory of all tensors on a device. With
+`numbers=False` nothing is computed: tensors have shapes only, and what the host reads is 1. So large networks can be
+counted. Only one
 thing differs for the rest of a process: the name `npu` is known to torch. That has to be so before its first backward
 pass, so these tests run in processes of their own (`tests/test_device.py`).
 """
@@ -144,7 +146,7 @@ class _Memory:
                 self.now += size
                 self.peak = max(self.peak, self.now)
         # The storage is kept alive with the count, so that its key is not another's.
-        weakref.finalize(tensor, self._give, key, size, storage)
+        weakref.finalize(tensor.inner, self._give, key, size, storage)
 
     def _give(self, key: int, size: int, storage: Any) -> None:
         with self._lock:
@@ -156,6 +158,7 @@ class _Memory:
 
 memory = _Memory()
 _seen: list[Seen] = []
+home = [torch.device("cpu")]  # where the tensors are really: without numbers on torch's device of shapes
 
 
 class OnDevice(Tensor):
@@ -186,7 +189,7 @@ class OnDevice(Tensor):
         """One wait, which torch refuses for subclasses of tensors."""
         if _seen:
             _seen[-1].waits[f"{place()} tolist"] += 1
-        return self.inner.tolist()
+        return torch.ones(self.shape).tolist() if self.inner.is_meta else self.inner.tolist()
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -323,8 +326,26 @@ def _refuse_mixing(name: str, devs: list[OnDevice], hosts: list[Tensor]) -> None
         raise RuntimeError(f"{name}: tensors on two devices at {place()}")
 
 
+def _by_device(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A foreach operation on lists whose tensors are on several devices, place by place the same: each for itself."""
+    rows = [row for row in args if isinstance(row, (list, tuple)) and isinstance(row[0], Tensor)]
+    places: dict[torch.device, list[int]] = {}
+    for k, tensor in enumerate(rows[0]):
+        places.setdefault(tensor.device, []).append(k)
+    found: list[Any] = [None] * len(rows[0])
+    for own in places.values():
+        some = [[row[k] for k in own] if isinstance(row, (list, tuple)) else row for row in args]
+        results = _run(func, tuple(some), kwargs)
+        for k, result in zip(own, results or (), strict=False):
+            found[k] = result
+    return None if found[0] is None else found
+
+
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name = str(func)
+    lists = name.startswith("aten._foreach") and isinstance(args[0], (list, tuple))
+    if lists and len({tensor.device for tensor in args[0]}) > 1:
+        return _by_device(func, args, kwargs)
     leaves = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     devs = [t for t in leaves if isinstance(t, OnDevice)]
     hosts = [t for t in leaves if not isinstance(t, OnDevice)]
@@ -333,7 +354,13 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if _seen:
         _note(func, name, args, devs, hosts, target)
     if is_ours(target):
-        kwargs = {**kwargs, "device": torch.device("cpu")}
+        kwargs = {**kwargs, "device": home[0]}
+    elif home[0].type == "meta" and devs:
+        if name == "aten._local_scalar_dense.default":
+            return 1 if not devs[0].dtype.is_floating_point else 1.0
+        if target is not None or (name == "aten.copy_.default" and not isinstance(args[0], OnDevice)):
+            return torch.ones(devs[0].shape, dtype=kwargs.get("dtype") or devs[0].dtype)
+        kwargs = {key: value for key, value in kwargs.items() if key != "generator"}
     inner_args, inner_kwargs = tree_map(lambda t: t.inner if isinstance(t, OnDevice) else t, (args, kwargs))
     out = ONLY_ON_DEVICES.get(name, func)(*inner_args, **inner_kwargs)
     if name == "aten.copy_.default":
@@ -354,8 +381,13 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 class Device(TorchDispatchMode):
     """A block in which tensors can be made on the devices, and what happens there is seen."""
 
+    def __init__(self, numbers: bool = True) -> None:
+        super().__init__()
+        self._numbers = numbers
+
     def __enter__(self) -> Seen:  # type: ignore[override]
         _seen.append(Seen())
+        home[0] = torch.device("cpu" if self._numbers else "meta")
         torch.Generator = _GeneratorStandIn  # type: ignore[assignment,misc]
         super().__enter__()
         return _seen[-1]
@@ -363,6 +395,7 @@ class Device(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         torch.Generator = _Generator  # type: ignore[misc]
+        home[0] = torch.device("cpu")
         _seen.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -379,7 +412,7 @@ def _empty_strided(
     size: Any, stride: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Tensor:
     where = torch.device(NAME, _index(device if device is not None else 0))
-    return OnDevice(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), where)
+    return OnDevice(torch.empty_strided(size, stride, dtype=dtype, device=home[0]), where)
 
 
 def _empty(
@@ -391,7 +424,7 @@ def _empty(
     memory_format: Any = None,
 ) -> Tensor:
     where = torch.device(NAME, _index(device if device is not None else 0))
-    return OnDevice(torch.empty(size, dtype=dtype, device="cpu"), where)
+    return OnDevice(torch.empty(size, dtype=dtype, device=home[0]), where)
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:

@@ -36,7 +36,10 @@ def convolution_sums(x: Tensor, g: Tensor, at: Geometry, budget: int | None = No
     numbers = groups * (inputs * count * (not _is_plain(at)) + outputs * inputs) + x[:1].numel() * any(
         at.padding
     )
-    step = _step(len(x), numbers * x.element_size(), scratch_bytes() if budget is None else budget)
+    budget = scratch_bytes() if budget is None else budget
+    # Sums so far, and those of one step, are as large as the weight.
+    left = max(budget // 4, budget - 4 * groups * outputs * inputs * x.element_size())
+    step = _step(len(x), numbers * x.element_size(), left)
     total = squares = None
     for some_x, some_g in zip(x.split(step), g.split(step), strict=True):  # type: ignore[no-untyped-call]
         m = len(some_x)
@@ -49,6 +52,7 @@ def convolution_sums(x: Tensor, g: Tensor, at: Geometry, budget: int | None = No
         own_squares = products.square_().sum(0)
         total = own if total is None else total.add_(own)
         squares = own_squares if squares is None else squares.add_(own_squares)
+        del products, own, own_squares, gradients  # before the next ones are made
     assert total is not None
     assert squares is not None
     return total.view(shape), squares.view(shape)

@@ -79,6 +79,7 @@ def vogn(
         torch._foreach_addcdiv_(mean, momentum, total, own_lr)
         del total, away
         rows.end(taken(0, n), flag, numbers.weight)
+        del rows, mean, momentum, curvature  # before the next ones are made
 
 
 @plain
@@ -127,6 +128,7 @@ def ivon(
         torch._foreach_mul_(step.views, [-lrs[k] for k in block.tensors])
         rows.iterate.add_(step.row)
         rows.end(taken(0, n), flag, weight)
+        del rows, mean, momentum, curvature, step, total
 
 
 @plain
