@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import credo
+from credo.experiments.state import private_randomness
 from credo.kernels import accelerator_sums, noise, update
 from credo.kernels.convolution import Geometry, weight_sums_reference
 from credo.kernels.flags import Flags
 from credo.kernels.tensors import TensorList
 from credo.optim.vogn import averaged_update
-from tests.device.emulated import Device
+from tests.device.emulated import Device, states
 
 METHODS = ("VOGN", "OGN", "IVON", "KFAC", "NoisyKFAC", "BayesByBackprop")
 
@@ -166,3 +167,11 @@ def test_sums_do_not_depend_on_the_budget(budget, groups):
 def test_mixing_devices_is_an_error_here():
     with Device(), pytest.raises(RuntimeError, match="on the CPU"):
         torch.ones(3).to("npu:0") + torch.ones(3)
+
+
+def test_a_run_seeds_its_own_device_and_puts_its_generator_back():
+    """The current device is another one."""
+    states.update({0: 5, 1: 6})
+    with private_randomness(17, torch.device("npu", 1)):
+        assert states == {0: 5, 1: 17}
+    assert states == {0: 5, 1: 6}

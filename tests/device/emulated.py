@@ -23,6 +23,8 @@ import sys
 import threading
 import weakref
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,14 @@ class _Module:
 
     def device_count(self) -> int:
         return COUNT
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        before, self._now = self._now, index
+        try:
+            yield
+        finally:
+            self._now = before
 
     def _is_in_bad_fork(self) -> bool:
         return False

@@ -7,7 +7,7 @@ save at the same step.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar, final
 
 import torch
@@ -94,7 +94,15 @@ class Ranks:
         seed = generator_for("rank", self._world.rank, *where).initial_seed()
         torch.default_generator.manual_seed(seed)
         if device.type not in ("cpu", "meta"):
-            torch.get_device_module(device).manual_seed(seed)
+            seed_device(device, seed)
+
+
+def seed_device(device: torch.device, seed: int) -> None:
+    """Seeds the global generator of that very device: torch's own function seeds the current one's."""
+    module = torch.get_device_module(device)
+    current = getattr(module, "device", None)  # Apple's devices have none: there is one
+    with nullcontext() if current is None else current(device.index or 0):
+        module.manual_seed(seed)
 
 
 def _for_messages() -> World:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from credo.data.batches import Batches
 from credo.errors import InvalidValue
 from credo.experiments.learners import BatchLearner, Outcome
-from credo.experiments.ranks import Ranks
+from credo.experiments.ranks import Ranks, seed_device
 from credo.experiments.run_folder import LogRow
 from credo.experiments.watchers import Watcher
 from credo.optim import TemperingSchedule
@@ -213,5 +213,5 @@ def private_randomness(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices, device_type=device.type if accelerated else "cuda"):
         torch.default_generator.manual_seed(seed)
         if accelerated:
-            torch.get_device_module(device).manual_seed(seed)
+            seed_device(device, seed)
         yield
