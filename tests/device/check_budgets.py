@@ -4,7 +4,7 @@ import pytest
 
 import credo
 from credo.models import ResNet18
-from tests.device.networks import step_of
+from tests.device.networks import BATCH, step_of
 
 # Launches at batch 128. Adam's own (foreach): 27, 40, 76, and 168 of ResNet-18.
 LAUNCHES = {
@@ -69,4 +69,6 @@ def test_memory_is_the_parameters_once_more_and_the_budget():
     # State: VOGN keeps momentum, curvature, offset and the room for the means; Adam two moments.
     assert vogn.before - adam.before <= 1.02 * size
     squares, room, budget = size, size, credo.kernels.scratch_bytes()
-    assert vogn.peak - adam.peak <= squares + room + budget
+    # VOGN's peak is in a backward pass through the last layers, Adam's is not: what they send back comes on top.
+    sent_back = 3 * BATCH * 512 * 4 * 4 * 4
+    assert vogn.peak - adam.peak <= squares + room + budget + sent_back
