@@ -83,6 +83,47 @@ def test_onnxruntime_says_what_predict_says(task, tmp_path):
         torch.testing.assert_close(torch.from_numpy(own), wanted, rtol=1e-4, atol=1e-5)
 
 
+class Attention(nn.Module):
+    """Words and a mask: an embedding, a position, a norm, masked attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, 16), nn.Parameter(torch.zeros(1, 7, 16))
+        self.norm, self.qkv, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 3)
+
+    def forward(self, ids, mask):
+        h = self.words(ids) + self.places
+        q, k, v = self.qkv(self.norm(h)).view(len(ids), 7, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :].bool())
+        return self.out((h + seen.transpose(1, 2).reshape(len(ids), 7, 16)).mean(1))
+
+
+def test_two_inputs_and_attention(tmp_path):
+    pytest.importorskip("onnxscript", reason="extra: onnx")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="extra: onnx")
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(0)
+        model = Attention()
+    ids = torch.randint(20, (16, 7), generator=generator)
+    mask = (torch.arange(7)[None] < torch.randint(2, 8, (16, 1), generator=generator)).long()
+    optimizer = credo.VOGN(model, data_size=16)
+    for _ in range(3):
+        optimizer.step(lambda: F.cross_entropy(model(ids, mask), torch.arange(16) % 3))
+    posterior = optimizer.posterior()
+    expected = credo.predict(model, posterior, (ids, mask), samples=3)
+    module, path = FixedSamples(model, posterior, samples=3), tmp_path / "model.onnx"
+    batch = ({0: "batch"}, {0: "batch"})
+    torch.onnx.export(module, (ids, mask), path, dynamo=True, dynamic_shapes=(batch,), verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [own.name for own in session.get_inputs()]
+    found = session.run(None, dict(zip(names, (ids[:5].numpy(), mask[:5].numpy()), strict=True)))
+    torch.testing.assert_close(torch.from_numpy(found[0]), expected.probs[:5], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.from_numpy(found[1]), expected.mutual_information[:5], rtol=1e-3, atol=1e-5
+    )
+
+
 def test_what_a_posterior_does_not_have_is_shared():
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
     model[0].requires_grad_(False)
