@@ -61,6 +61,8 @@ SHAPES_ALONE = (  # whose flow depends on the shapes and nothing else
         "NativeBatchNorm",
     ],
     *_ATTENTION.split(),
+    "RegisterPost",
+    "RegisterPre",
     *(name for names in _SPATIAL.values() for name in names.split()),
 )
 
@@ -107,6 +109,8 @@ _FLOWS: dict[str, Flow] = {
     **_named("Linear MkldnnLinear", flows.mapped),
     **_named("Convolution MkldnnConvolution CudnnConvolution SlowConv2D", flows.convolved),
     **_named(_ATTENTION, flows.attended),
+    "RegisterPost": flows.each,  # what FSDP2 puts before a module and after it
+    "RegisterPre": flows.each,
 }
 
 

@@ -198,6 +198,11 @@ def kept(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     return layouts[0]
 
 
+def each(graph: Graph, node: Any, layouts: Layouts) -> list[Layout]:
+    """Every argument is handed on as a result."""
+    return list(layouts)
+
+
 def unfolded(graph: Graph, node: Any, layouts: Layouts) -> Layout:
     layout = layouts[0]
     if (

@@ -137,7 +137,7 @@ class Interception(TorchFunctionMode):
         self.accumulator = SquareAccumulator(
             parameters.watched, parameters.names, reduction, parameters.factors, parameters.graphs
         )
-        self._provenance = Provenance(parameters)
+        self._provenance, self._before_backward = Provenance(parameters), parameters.before_backward
         self._declared = declared
         self._calls = 0
         self._examples_second, self._merges = 0, Merges()  # the number of examples inside attention
@@ -359,6 +359,8 @@ class Interception(TorchFunctionMode):
         else:
             accumulator.likelihood = is_likelihood(call.roots)
             accumulator.loss = added_loss(accumulator.loss, call)
+        if fills and self._before_backward is not None:
+            self._before_backward(new.counted)
         accumulator.current = new
         try:
             # Another block around this one wants to see it too.

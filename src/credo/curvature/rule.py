@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -110,6 +110,8 @@ Sums = tuple[Sequence[Tensor | None], Sequence[Tensor]]  # Σᵢ rᵢ of its ten
 # How autograd names the operations that can merge the examples with what follows them, (B, T, d) → (B·T, d).
 _sizes_before = saved_getter("self_sym_sizes")
 MERGE_NODES = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
+# Functions of FSDP2's own, around a module that it gathers: their results are their arguments.
+HANDED_ON = ("RegisterPostBackwardFunctionBackward", "RegisterPreBackwardFunctionBackward")
 
 
 class Operation(ABC):
@@ -192,13 +194,16 @@ class Operation(ABC):
                 "mask the padding in the loss."
             ) from None
         self.lead = shape[0] if len(shape) > 1 else -1
-        if rows._base is not None if node is None else type(node).__name__ in MERGE_NODES:
+        if rows._base is not None if node is None else type(node).__name__ in (*MERGE_NODES, *HANDED_ON):
             self.merged_from = lead_before_merge(rows)
 
 
 def lead_before_merge(rows: Tensor, skip: int = 0) -> int | None:
     """The leading dimension, after `skip`, before a view merged it with the next ones, if that can be seen."""
-    node = rows.grad_fn
+    node: Any = rows.grad_fn
+    own = rows.output_nr
+    while node is not None and type(node).__name__ in HANDED_ON:
+        node, own = node.next_functions[own]
     if node is not None and node.name() in MERGE_NODES:
         sizes = tuple(_sizes_before(node))
     elif node is None and rows._base is not None:

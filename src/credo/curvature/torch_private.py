@@ -16,6 +16,7 @@ A new version of torch is tried against this file: `make test-torch VERSION=2.15
     begin_vmap … below_transform  many samples, operations below vmap      torch.vmap: it takes longer than a layer
     tree_flatten, …               arguments in lists and dicts             nothing
     profiler_runs, global_…_hooks a step that has no name to tell          profile_hook_step: it takes a while each time
+    fsdp_groups                   policies of fully_shard, kept parameters setters without getters
 """
 
 import sys
@@ -171,3 +172,13 @@ def below_transform() -> Iterator[None]:
 def load_decompositions() -> None:
     """The rules of vmap that are written in Python, which torch loads when `torch.vmap` first runs."""
     torch.vmap(torch.neg)(torch.zeros(1))
+
+
+# ────────────────────────────────────────
+# FSDP2.
+
+
+def fsdp_groups(module: Any) -> list[Any]:
+    """What `fully_shard` knows of the parameters that it gathers together."""
+    groups: list[Any] = module._get_fsdp_state()._fsdp_param_groups
+    return groups

@@ -239,6 +239,8 @@ class WatchedParameters:
     ):
         """With a `module` its frozen parameters are constants, and its buffers, asked for anew for every block."""
         self.names, self._module = names, module
+        # Where ranks share parameters: hears of each backward pass, and of how many examples it is.
+        self.before_backward: Callable[[int], None] | None = None
         self.watched: dict[int, Tensor] = {}
         self.sources: dict[int, ParameterSource] = {}
         self.constants: dict[int, Tensor] = {}
@@ -264,6 +266,7 @@ class WatchedParameters:
                 )
             else:
                 self.watched[key], self.sources[key] = p, ParameterSource(p)
+        self.subjects = tuple(self.watched.values())
 
     def constants_now(self) -> dict[int, Any]:
         """With the buffers that the module has now."""
@@ -357,15 +360,20 @@ def _named(index: int, entry: Any) -> tuple[str, Tensor]:
     )
 
 
+def dtensor_type() -> Any:
+    """The type of the tensors that FSDP2 and tensor parallelism make of parameters; None while there are none."""
+    tensors = sys.modules.get("torch.distributed.tensor")  # importing it takes long
+    return None if tensors is None else tensors.DTensor
+
+
 def refuse_distributed(name: str, value: Tensor) -> None:
-    """A DTensor, as FSDP2 and tensor parallelism make of parameters: its numbers are on several ranks."""
-    tensors = sys.modules.get(
-        "torch.distributed.tensor"
-    )  # without it there are none, and importing it takes long
-    if tensors is not None and isinstance(value, tensors.DTensor):
+    """A DTensor, whose numbers are on several ranks."""
+    kind = dtensor_type()
+    if kind is not None and isinstance(value, kind):
         raise UnsupportedOperation(
             f"parameter {name!r} is a DTensor (fully_shard, FSDP2 or tensor parallelism), whose numbers are on several "
-            "ranks. Train the plain module, and let the optimiser shard what it keeps: sharded=True, after "
+            "ranks. Give the optimiser the module on which fully_shard was called, not its parameters; or train the "
+            "plain module, and let the optimiser shard what it keeps: sharded=True, after "
             "torch.distributed.init_process_group (docs/distributed.md)."
         )
 

@@ -10,19 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from credo.distributed.sharding import Reducer
 from credo.distributed.world import World, agree, world
 from credo.errors import UnsupportedOperation
 
 
-def synchronise_start(optimizer: Optimizer, module: nn.Module | None) -> None:
-    """Compares names, shapes, dtypes and settings over the ranks, and takes over rank 0's parameters and buffers."""
+def synchronise_start(optimizer: Optimizer, module: nn.Module | None, reducer: Reducer) -> None:
+    """Compares names, shapes, dtypes and settings over the ranks, and takes over rank 0's parameters and buffers.
+
+    Parameters that lie on the ranks in parts are one already.
+    """
     own = world()
     if own.alone:
         return
     synchronised = _synchronised(module)
-    agree(own, {**_facts(optimizer), "nn.SyncBatchNorm": synchronised})
+    agree(own, {**_facts(optimizer, reducer), "nn.SyncBatchNorm": synchronised})
     _refuse(synchronised)
-    parameters = [p.detach() for group in optimizer.param_groups for p in group["params"]]
+    members = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = [p.detach() for p in members if reducer.starts([p]) is None]
     buffers = [] if module is None else list(module.buffers())
     own.broadcast_([*parameters, *buffers])
 
@@ -43,7 +48,7 @@ def _refuse(synchronised: list[str]) -> None:
         )
 
 
-def _facts(optimizer: Any) -> dict[str, Any]:
+def _facts(optimizer: Any, reducer: Reducer) -> dict[str, Any]:
     """What must be the same on all ranks, in the order in which a difference is told."""
     own = import_module("credo").__version__  # by name: no layer imports the package that gathers them all
     facts: dict[str, Any] = {
@@ -56,7 +61,7 @@ def _facts(optimizer: Any) -> dict[str, Any]:
     for k, group in enumerate(optimizer.param_groups):
         facts[f"the number of parameters in group {k}"] = len(group["params"])
         for p in group["params"]:
-            facts[f"parameter {names[id(p)]!r}"] = (tuple(p.shape), str(p.dtype), p.requires_grad)
+            facts[f"parameter {names[id(p)]!r}"] = (tuple(reducer.shape_of(p)), str(p.dtype), p.requires_grad)
             if optimizer.settings.get("sharded"):
                 facts[f"the order in memory of {names[id(p)]!r}"] = p.stride()
         options = {key: value for key, value in group.items() if key not in ("params", "param_names")}

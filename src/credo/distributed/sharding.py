@@ -26,6 +26,7 @@ from credo.distributed.collect import gather
 from credo.distributed.dividing import assign, cut
 from credo.distributed.invert import invert_own, invert_together
 from credo.distributed.reduce import add_up, gradients
+from credo.distributed.whole import WholeParameters
 from credo.distributed.world import ALONE, World
 from credo.errors import CallOrderError, InvalidValue
 from credo.kernels.tensors import flat, is_dense, reordered
@@ -55,7 +56,7 @@ class Sharded(Protocol):
         """id of a parameter → its name."""
 
 
-class Reducer(ABC):
+class Reducer(WholeParameters, ABC):
     """What one optimiser does together with the other ranks. In a world of one there is nothing to do.
 
     It adds up what the ranks have seen and, where the state is `sharded`, knows which part of it this rank has. Without
@@ -71,7 +72,6 @@ class Reducer(ABC):
 
     # Sums
 
-    @final
     def sum_(
         self,
         gathered: "StepStatistics",
@@ -115,7 +115,6 @@ class Reducer(ABC):
         if self.sharded:
             self.world.add_(sums)
 
-    @final
     def __reduce__(self) -> tuple[type["Reducer"], tuple[World, bool]]:
         return type(self), (World(self.world.rank, self.world.size), self.sharded)
 

@@ -10,19 +10,34 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from credo.errors import CallOrderError, InvalidValue, RankLost
+from credo.errors import CallOrderError, CredoError, InvalidValue, RankLost
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def together() -> Iterator[None]:
     """Around a message: torch's many errors for a peer that is gone or silent become one, with its words in it."""
     try:
         yield
     except RuntimeError as error:
-        raise RankLost(
-            f"rank {dist.get_rank()} has waited for the other ranks in vain: one has died, hangs past the timeout, or "
-            f"is at another place in the program; its own message says why ({_in_short(error)})."
-        ) from error
+        raise _in_vain(error) from error
+
+
+def _in_vain(error: RuntimeError) -> RankLost:
+    return RankLost(
+        f"rank {dist.get_rank()} has waited for the other ranks in vain: one has died, hangs past the timeout, or "
+        f"is at another place in the program; its own message says why ({_in_short(error)})."
+    )
+
+
+_OF_MESSAGES = ("gloo", "nccl", "connection", "timed out", "process group", "processgroup")
+
+
+def lost(error: BaseException) -> RankLost | None:
+    """What an error means that came from messages which others have sent: FSDP2's, say; None of other errors."""
+    if not isinstance(error, RuntimeError) or isinstance(error, CredoError):
+        return None
+    known = isinstance(error, dist.DistError) or any(word in str(error).lower() for word in _OF_MESSAGES)
+    return _in_vain(error) if known else None
 
 
 def _in_short(error: RuntimeError) -> str:
@@ -45,7 +60,7 @@ class World:
     def add_(self, tensor: Tensor) -> None:
         """Σ over the ranks, in place, the same bits on all."""
         if not self.alone:
-            with _together():
+            with together():
                 dist.all_reduce(tensor, group=self.group)
 
     def largest(self, *numbers: int) -> list[int]:
@@ -53,7 +68,7 @@ class World:
         if self.alone:
             return list(numbers)
         found = torch.tensor(numbers, device=self._device())
-        with _together():
+        with together():
             dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
         return [int(number) for number in found]
 
@@ -70,7 +85,7 @@ class World:
         if self.alone:
             return row
         own = row.new_empty(row.numel() // self.size)
-        with _together():
+        with together():
             _reduce_scatter(own, row, group=self.group)
         return own
 
@@ -83,7 +98,7 @@ class World:
         own = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
         _through(own, rows[self.rank], lambda place, tensor: place.copy_(tensor))
         of_all = own.new_empty(self.size * len(own))
-        with _together():
+        with together():
             _all_gather(of_all, own, group=self.group)
         for rank, row in enumerate(rows):
             if rank != self.rank:
@@ -98,7 +113,7 @@ class World:
         out, back = (torch.empty(sum(own), dtype=torch.uint8, device=device) for own in sizes)
         for part, row in zip(torch.split(out, sizes[0]), given, strict=True):
             _through(part, row, lambda place, tensor: place.copy_(tensor))
-        with _together():
+        with together():
             dist.all_to_all_single(back, out, sizes[1], sizes[0], group=self.group)
         for part, row in zip(torch.split(back, sizes[1]), taken, strict=True):
             _through(part, row, lambda place, tensor: tensor.copy_(place))
@@ -112,7 +127,7 @@ class World:
             alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         for row in alike.values():
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in row])
-            with _together():
+            with together():
                 dist.broadcast(flat, self.first(), group=self.group)
             for tensor, part in zip(row, torch.split(flat, [t.numel() for t in row]), strict=True):
                 tensor.detach().copy_(part.view(tensor.shape))
@@ -134,7 +149,7 @@ class World:
             return [data]
         data = data.to(self._device())
         sizes = [torch.zeros(1, dtype=torch.int64, device=data.device) for _ in range(self.size)]
-        with _together():
+        with together():
             dist.all_gather(sizes, torch.tensor([len(data)], device=data.device), group=self.group)
             longest = max(int(size) for size in sizes)
             if longest == 0:

@@ -90,11 +90,15 @@ def sample_all_(
     means: Row | None = None,
     backup: Backup | MeanBackup | None = None,
     offsets: Row | None = None,
+    starts: Sequence[int] | None = None,
 ) -> None:
     """`sample_` for many tensors in one call; `shift` is one number for all, one for each, or a tensor for each.
 
-    `backup` gets the means, or has them already; with `offsets` the samples are around mean + offset.
+    `backup` gets the means, or has them already; with `offsets` the samples are around mean + offset. `starts` are those
+    of weights that are pieces of longer tensors; a list may know them by itself.
     """
+    if starts is None and isinstance(weights, TensorList):
+        starts = weights.starts
     one = isinstance(shift, float | int) or (len(shift) > 0 and not isinstance(shift[0], Tensor))
     number, shifts = cast("Numbers", shift if one else 0.0), cast("Row | None", None if one else shift)
     packed = pairs(scale, number, len(indices))
@@ -107,15 +111,20 @@ def sample_all_(
     call = tensors.call("sample", *rows, None if backup is None else backup.places, offsets)
     layout = None
     if call is not None and 0 <= seed < 1 << 64 and 0 <= stream < 1 << 64:
-        layout = _layout(call.sizes, indices if isinstance(indices, range) else tuple(indices))
+        layout = _layout(
+            call.sizes,
+            indices if isinstance(indices, range) else tuple(indices),
+            None if starts is None else tuple(starts),
+        )
     if call is not None and layout is not None:
         done, threads = None if backup is None else byref(backup.done), c_int64(get_num_threads())
         call.kernel(call.addresses, layout, call.length, pack("2Q", seed, stream), packed, threads, done)
         increment_version(weights)
         return
-    _check(weights, seed, stream, indices, [0] * len(weights))
+    begins = [0] * len(weights) if starts is None else starts
+    _check(weights, seed, stream, indices, begins)
     with torch.no_grad():
-        _sample_otherwise(rows, backup, _Numbers(scale, number, seed, stream, indices), offsets)
+        _sample_otherwise(rows, backup, _Numbers(scale, number, seed, stream, indices, begins, starts is not None), offsets)
 
 
 def pairs(scale: Numbers, shift: Numbers, count: int) -> bytes:
@@ -128,14 +137,15 @@ def pairs(scale: Numbers, shift: Numbers, count: int) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _layout(sizes: bytes, indices: tuple[int, ...] | range) -> bytes | None:
-    """Sizes, indices and starts as the kernel wants them: each tensor begins at its start. None if one is too large."""
+def _layout(sizes: bytes, indices: tuple[int, ...] | range, starts: tuple[int, ...] | None) -> bytes | None:
+    """Sizes, indices and starts as the kernel wants them; without starts all begin at 0. None if one is too large."""
     count = len(sizes) // 8
     if len(indices) != count or min((0, *indices)) < 0 or max((0, *indices)) >= 1 << 32:
         return None
-    if max((0, *unpack(f"{count}q", sizes))) > LARGEST:
+    begins = [0] * count if starts is None else starts
+    if max((0, *map(add, unpack(f"{count}q", sizes), begins))) > LARGEST:
         return None
-    return sizes + pack(f"{2 * count}q", *indices, *[0] * count)
+    return sizes + pack(f"{2 * count}q", *indices, *begins)
 
 
 class _Numbers(NamedTuple):
@@ -146,6 +156,8 @@ class _Numbers(NamedTuple):
     seed: int
     stream: int
     indices: Sequence[int]
+    starts: Sequence[int]
+    pieces: bool  # whether there are any
 
 
 def _sample_otherwise(
@@ -164,10 +176,11 @@ def _sample_otherwise(
         present = [present[0], moved, *present[2:]]
     aligned = present if tensors.aligned(*present) else _align(present)
     if backup is None and offsets is None and aligned is present:
-        _sample_reference(present, *by)
+        _sample_reference(present, *by[:6])
         return
     weights, means, curvatures, *shifts = aligned
-    sample_all_(weights, curvatures, by.scale, shifts[0] if shifts else by.shift, *by[2:], means=means)
+    shift = shifts[0] if shifts else by.shift
+    sample_all_(weights, curvatures, by.scale, shift, *by[2:5], means=means, starts=by.starts)
     _hand_back(weights, present[0])
 
 
@@ -191,16 +204,46 @@ def _sample_elsewhere(
         scale = [scales[k] for k in places]
         shift: Any = own_shifts or [numbers[k] for k in places]
         key = by.seed, by.stream, [by.indices[k] for k in places]
+        starts = [by.starts[k] for k in places]
+        if not own[0].is_cpu and by.pieces:
+            centres = own if own_means is None else own_means
+            _sample_pieces(own, centres, own_curvatures or [], (scale, shift), key, starts, own_offsets)
+            continue
         if not own[0].is_cpu:
             own_means = own if means is weights else own_means
             accelerator.run("sample", own, own_means, own_curvatures, scale, shift, *key, own_offsets)
             continue
         assert own_curvatures is not None
-        sample_all_(own, own_curvatures, scale, shift, *key, own_means, offsets=own_offsets)
+        sample_all_(own, own_curvatures, scale, shift, *key, own_means, offsets=own_offsets, starts=starts)
+
+
+def _sample_pieces(
+    weights: Row,
+    means: Row,
+    curvatures: Row,
+    widths: tuple[Sequence[float], Any],
+    key: tuple[int, int, Sequence[int]],
+    starts: Sequence[int],
+    offsets: Row | None,
+) -> None:
+    """Pieces of longer tensors, on one accelerator: noise by its place, whatever the device has of its own."""
+    seed, stream, indices = key
+    noise = [torch.empty_like(weight, memory_format=torch.contiguous_format) for weight in weights]
+    normal_all_(noise, seed, stream, indices, starts)
+    for k, (weight, mean, curvature) in enumerate(zip(weights, means, curvatures, strict=True)):
+        centre = mean if offsets is None else mean + offsets[k]
+        sd = (widths[0][k] / (curvature + widths[1][k])).sqrt()
+        weight.copy_(torch.addcmul(centre.to(sd.dtype), noise[k].to(sd.dtype), sd))
 
 
 def _sample_reference(
-    rows: Sequence[Row], scale: Numbers, shift: Numbers, seed: int, stream: int, indices: Sequence[int]
+    rows: Sequence[Row],
+    scale: Numbers,
+    shift: Numbers,
+    seed: int,
+    stream: int,
+    indices: Sequence[int],
+    starts: Sequence[int],
 ) -> None:
     """Tensors that are rows of memory alike: tensor by tensor, with the numbers of a generator on the CPU."""
     weights, means, *widths = rows
@@ -209,14 +252,18 @@ def _sample_reference(
     flat_weights, curvatures, *shifts = (tensors.flats(row) for row in (weights, *widths))
     scales, numbers = tensors.each(scale, len(weights)), tensors.each(shift, len(weights))
     for k, weight in enumerate(weights):
-        for begin, noise in _generator_draws(weight, seed, stream, indices[k]):
+        for begin, noise in _generator_draws(weight, seed, stream, indices[k], starts[k]):
             piece = slice(begin, begin + len(noise))
             precision = curvatures[k][piece] + (shifts[0][k][piece] if shifts else numbers[k])
             flat_weights[k][piece].addcdiv_(noise, precision.sqrt_(), value=math.sqrt(scales[k]))
 
 
-def _generator_draws(out: Tensor, seed: int, stream: int, index: int) -> Iterator[tuple[int, Tensor]]:
+def _generator_draws(
+    out: Tensor, seed: int, stream: int, index: int, start: int
+) -> Iterator[tuple[int, Tensor]]:
     """(begin, noise) for `out`, a part at a time, one after the other: the same for any number of threads.
+
+    A piece of a longer tensor costs what comes before it too.
 
     torch seeds its generator with 32 bits only, so all of its state is made from the key.
     """
@@ -226,11 +273,14 @@ def _generator_draws(out: Tensor, seed: int, stream: int, index: int) -> Iterato
     state = generator.get_state()
     state[STATE_BEGIN : STATE_BEGIN + words.nbytes] = words.view(torch.uint8)
     generator.set_state(state)
-    for begin in range(0, out.numel(), PART):
-        size = min(PART, out.numel() - begin)
+    end = start + out.numel()
+    for begin in range(0, end, PART):
+        size, before = min(PART, end - begin), max(start - begin, 0)
         # torch fills sixteen places at a time, and shorter ends otherwise.
         noise = scratch("noise", (-(-size // 16) * 16,), out.new_empty((), dtype=_noise_type(out)))
-        yield begin, noise.normal_(generator=generator)[:size]
+        noise.normal_(generator=generator)
+        if before < size:
+            yield begin + before - start, noise[before:size]
 
 
 def _noise_type(out: Tensor) -> torch.dtype:

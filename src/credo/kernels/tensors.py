@@ -44,8 +44,10 @@ class TensorList(list[Tensor]):
     What was seen holds while they are `current`; kernels look again when they are not.
     """
 
-    def __init__(self, tensors: Iterable[Tensor]):
+    def __init__(self, tensors: Iterable[Tensor], starts: Sequence[int] | None = None):
+        """`starts` says which pieces of longer ones they are: the place there of the first element of each."""
         super().__init__(tensors)
+        self.starts = starts
         self._look()
 
     def look(self) -> "RowLook":
@@ -55,7 +57,9 @@ class TensorList(list[Tensor]):
         return self.seen
 
     def _look(self) -> None:
+        starts = self.starts
         self.__dict__.clear()
+        self.starts = starts
         self.seen = _walk(self)
         self.numels = self.seen.numels
         self.sizes = whole_numbers(*self.numels)

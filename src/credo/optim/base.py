@@ -30,9 +30,8 @@ from credo.curvature.torch_private import (
     profiler_runs,
 )
 from credo.curvature.tracking import WatchedParameters
-from credo.distributed import world
 from credo.errors import CallOrderError, EmptyBatch
-from credo.kernels.tensors import MeanBackup, TensorList
+from credo.kernels.tensors import MeanBackup
 from credo.optim import arguments, checks, monitor
 from credo.optim.accumulation import Held
 from credo.optim.closures import finish_closure
@@ -68,12 +67,9 @@ class BayesianOptimizer(Socket):
     _left: dict[int, tuple[Any, int]]  # what the last step left in .grad: by id, the tensor and its version
     _unfinished = False  # whether a closure was begun and did not come to its end
     _warned: bool
-    _checked: list[tuple[Any, ...]]  # the options of each group that were found in range
     _watched: WatchedParameters | None  # whom the last block watched
-    _lists: dict[tuple[int, str], TensorList]
     _backup: MeanBackup
     _running: RunningStatistics | None  # of the module's normalisation layers, once a block has looked
-    _statistics: type[StepStatistics]  # what a step gathers
     _trains_with_noise = True  # whether gradients are taken at samples
     _updates_from_backup = False  # whether `_update` finds means that are still away
 
@@ -143,7 +139,8 @@ class BayesianOptimizer(Socket):
         if examples:
             for p in parameters:
                 if p.grad is None:
-                    checks.refuse_replaced(self._module_now(), parameters, self.names)
+                    module = self._module_now() if self._shards is None else None
+                    checks.refuse_replaced(module, parameters, self.names)
                     break
             self._gathered.add(seen, parameters, examples, scale)
             if scale is None and seen.loss is not None:
@@ -190,6 +187,8 @@ class BayesianOptimizer(Socket):
             for group in self.param_groups if set_to_none else ():
                 for p in group["params"]:
                     p.grad = None
+            if not self._reducer.alone:
+                self._reducer.zero_grad()
 
     @hooked
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
@@ -215,6 +214,8 @@ class BayesianOptimizer(Socket):
 
     def _step(self, closure: Callable[[], Tensor] | None) -> Tensor | None:
         loss, reducer, samples = None, self._reducer, self.settings["mc_samples"]
+        if not reducer.alone:
+            reducer.begin_step()
         self._check_changed_settings()
         if self._frozen:
             checks.refuse_thawed(self._frozen, self._members(), self._module_now())
@@ -347,22 +348,6 @@ class BayesianOptimizer(Socket):
 
     # What is kept between steps
 
-    @final
-    def _check_changed_settings(self) -> None:
-        """Options that a scheduler or somebody's hand has put into the groups; those of the last step are known."""
-        if len(self._checked) != len(self.param_groups):
-            self._checked = [()] * len(self.param_groups)
-            present = set(map(id, self.param_groups))  # what is kept of a group goes with it
-            self._lists = {key: own for key, own in self._lists.items() if key[0] in present}
-        for k, group in enumerate(self.param_groups):
-            values = (*group.values(),)
-            known = len(values) == len(self._checked[k]) and all(map(is_, values, self._checked[k]))
-            if not known or isinstance(group["lr"], Tensor):
-                lr = group["lr"]
-                rounded = isinstance(lr, float) and -1e-9 < lr < 0  # as schedulers leave it near zero
-                self._check_group({**group, "lr": 0.0} if rounded else group)
-                self._checked[k] = values
-
     def _nothing_gathered(self) -> StepStatistics:
         """What is known at the beginning of a step."""
         return self._statistics()
@@ -375,7 +360,7 @@ class BayesianOptimizer(Socket):
         self._lists = {}
         self._watched, self._monitor, self._backup = None, monitor.Monitor(), MeanBackup()
         self._running = None
-        self._reducer = self._kind_of_reducer(world(), bool(self.settings.get("sharded")))
+        self._reducer = self._new_reducer()
 
     @final
     def _note_left(self) -> None:
@@ -420,11 +405,15 @@ class BayesianOptimizer(Socket):
 
         It must not hold the optimiser, which holds it: garbage for the collector would be the end of both.
         """
-        known = self._watched
-        own = () if known is None else tuple(known.watched.values())
-        if known is None or len(own) != len(parameters) or not all(map(is_, own, parameters)):
+        known, reducer = self._watched, self._reducer
+        seen = parameters if reducer.alone else reducer.seen(parameters)
+        own = () if known is None else known.subjects
+        if known is None or len(own) != len(seen) or not all(map(is_, own, seen)):
             names = partial(parameter_names, self.param_groups)
-            self._watched = known = WatchedParameters(parameters, self._members(), names, self._module)
+            members = self._members() if reducer.alone else reducer.seen(self._members())
+            self._watched = known = WatchedParameters(seen, members, names, self._module)
+            if not reducer.alone:
+                reducer.watch(known)
         return known
 
 
@@ -447,6 +436,8 @@ class Block(AbstractContextManager[Observation]):
             raise CallOrderError(
                 "gradients are switched off (no_grad or inference_mode) around a sampling block."
             )
+        if not own._reducer.alone:
+            own._reducer.open_block(own.settings["reduction"])
         self._parameters = own._trainable()
         self._before = [p.grad for p in self._parameters] if own._gathered.samples else None
         watched = own._subjects(self._parameters)
@@ -460,8 +451,8 @@ class Block(AbstractContextManager[Observation]):
             self._watching = own._observe(watched)
             self._seen = self._watching.__enter__()
             return self._seen
-        except BaseException:
-            self._give_up()
+        except BaseException as error:
+            self._give_up(error)
             raise
 
     def __exit__(
@@ -476,11 +467,15 @@ class Block(AbstractContextManager[Observation]):
                 own._end_block()
             if kind is None:
                 own.counters["draws"] += self._draws
+                if not own._reducer.alone:
+                    own._reducer.collect(self._seen, own._gathered.localise)
                 examples = own._gather(self._seen, self._parameters, self._before, self._scale)
         finally:  # also after an interrupt: nobody else would open the optimiser again
             self._open, own._inside = False, None
             if examples < 0:
-                self._give_up()
+                self._give_up(error)
+            elif not own._reducer.alone:
+                own._reducer.close_block(None)
         if examples > own.settings["data_size"] and not own._warned:
             checks.warn_of_small_data(examples, own.settings["data_size"])
             own._warned = True
@@ -490,7 +485,7 @@ class Block(AbstractContextManager[Observation]):
         if self._open and self._optimizer._block is self._token:
             self._give_up()
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: BaseException | None = None) -> None:
         own = self._optimizer
         own._end_block()
         self._open, own._inside = False, None
@@ -498,3 +493,5 @@ class Block(AbstractContextManager[Observation]):
             own._gathered = own._nothing_gathered()
         for k, p in enumerate(self._parameters):
             p.grad = None if self._before is None else self._before[k]
+        if not own._reducer.alone:
+            own._reducer.close_block(error or RuntimeError("a block that did not end"))

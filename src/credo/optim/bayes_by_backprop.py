@@ -103,6 +103,7 @@ class BayesByBackprop(BayesianOptimizer):
     """
 
     _kept = ("_inner",)
+    _draws_weights = False
     _statistics = VarianceStatistics
     _gathered: VarianceStatistics
     _reducer: ElementReducer
@@ -164,8 +165,8 @@ class BayesByBackprop(BayesianOptimizer):
             self._initialise_means(initial_mean_sd)
         self._inner = WrappedOptimizer(inner, [self._inner_group(group) for group in self.param_groups])
         self.settings["inner"] = self._inner.method
-        if sharded:
-            self._inner.require_elementwise("sharded=True")
+        if sharded or self._shards is not None:
+            self._inner.require_elementwise("sharded=True" if sharded else "fully_shard")
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         arguments.learning_rate(group["lr"])
@@ -230,10 +231,14 @@ class BayesByBackprop(BayesianOptimizer):
             for p in group["params"]
             if p.requires_grad
         ]
-        variances = torch._foreach_exp([log_variance for _, _, log_variance in found]) if found else ()
+        parameters, log_variances = [p for p, _, _ in found], [own for _, _, own in found]
+        if not self._reducer.alone:
+            log_variances = self._reducer.put_together(parameters, log_variances)
+        variances = torch._foreach_exp(log_variances) if found else ()
+        seen = self._reducer.seen(parameters)
         return [
-            Uncertain(names[id(p)], p, variance.requires_grad_(), places[p], local)
-            for (p, local, _), variance in zip(found, variances, strict=True)
+            Uncertain(names[id(p)], whole, variance.requires_grad_(), places[p], local)
+            for (p, local, _), whole, variance in zip(found, seen, variances, strict=True)
         ]
 
     # Steps
@@ -292,7 +297,7 @@ class BayesByBackprop(BayesianOptimizer):
         if "log_variance" not in state:
             start = self.settings["initial_log_variance"]
             if start == RELATIVE:
-                start = math.log(group["noise"] ** 2 * float(start_scale(p)[0]))
+                start = math.log(group["noise"] ** 2 * float(start_scale(p, self._reducer.mean_square(p))[0]))
             elif start is None:
                 precision = state.get("prior_precision", group["prior_precision"])
                 start = -torch.log(torch.as_tensor(precision, device=p.device))
@@ -312,7 +317,8 @@ class BayesByBackprop(BayesianOptimizer):
         certain = {p for group in self.param_groups if group["deterministic"] for p in group["params"]}
         for k, p in enumerate(self._all()):
             if p not in certain:
-                noise.normal_(p, self.settings["seed"], INITIALISATION, k)
+                start = (self._reducer.starts([p]) or [0])[0]
+                noise.normal_(p, self.settings["seed"], INITIALISATION, k, start)
                 p.mul_(sd)
 
     def _all(self) -> list[Tensor]:

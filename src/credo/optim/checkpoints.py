@@ -5,9 +5,10 @@ float32 curvature of a bfloat16 parameter.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -38,7 +39,11 @@ def own_state(method: str, settings: Mapping[str, Any], counters: Mapping[str, i
 
 
 def check_state(
-    optimizer: Optimizer, method: str, settings: Mapping[str, Any], saved: Mapping[str, Any]
+    optimizer: Optimizer,
+    method: str,
+    settings: Mapping[str, Any],
+    saved: Mapping[str, Any],
+    shape_of: Callable[[Tensor], torch.Size],
 ) -> None:
     """Refuses a state dict of another version, method or model before anything is loaded."""
     own = saved.get("credo")
@@ -55,7 +60,7 @@ def check_state(
     inner = own["settings"].get("inner"), settings.get("inner")
     if inner[0] != inner[1]:
         raise InvalidValue(f"the state dict is of the inner optimiser {inner[0]}, here it is {inner[1]}.")
-    _check_shapes(optimizer, saved)
+    _check_shapes(optimizer, saved, shape_of)
     drift = [
         f"{k}: saved {own['settings'][k]!r}, here {settings[k]!r}"
         for k in _DRIFT
@@ -67,7 +72,9 @@ def check_state(
         )
 
 
-def _check_shapes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+def _check_shapes(
+    optimizer: Optimizer, saved: Mapping[str, Any], shape_of: Callable[[Tensor], torch.Size]
+) -> None:
     groups = zip(optimizer.param_groups, saved["param_groups"], strict=False)
     for group, other in groups:
         names = group.get("param_names", other["params"])
@@ -77,11 +84,11 @@ def _check_shapes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
                     isinstance(value, Tensor)
                     and value.dim()
                     and kind not in FACTORS
-                    and value.shape != p.shape
+                    and value.shape != shape_of(p)
                 ):
                     raise InvalidValue(
                         f"{kind} of parameter {name!r} was saved with shape {tuple(value.shape)}; here the parameter "
-                        f"has shape {tuple(p.shape)}. The state dict belongs to another model."
+                        f"has shape {tuple(shape_of(p))}. The state dict belongs to another model."
                     )
 
 

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from credo.curvature.tracking import refuse_opaque
+from credo.distributed.shards import Shards
 from credo.errors import CallOrderError, InvalidType, InvalidValue, UnsupportedOperation
 from credo.optim import arguments
 from credo.optim.checkpoints import SCALE
@@ -35,10 +36,13 @@ class Grouped(Optimizer):
         return parameter_names(self.param_groups)
 
 
-def parameter_groups(given: Any) -> list[dict[str, Any]]:
-    """Groups for torch.optim.Optimizer; every group with names if the parameters came with names."""
+def parameter_groups(given: Any, shards: Shards | None = None) -> list[dict[str, Any]]:
+    """Groups for torch.optim.Optimizer; every group with names if the parameters came with names.
+
+    Of a module with `shards` they have this rank's parts of its parameters.
+    """
     if isinstance(given, nn.Module):
-        return _groups_of(given)
+        return _groups_of(given, shards)
     if isinstance(given, (Tensor, str, bytes, dict)) or not isinstance(given, Iterable):
         raise InvalidType(
             "params must be a module, model.parameters(), model.named_parameters() or a list of parameter groups; "
@@ -98,7 +102,7 @@ def joining_group(
     return joined
 
 
-def _groups_of(model: nn.Module) -> list[dict[str, Any]]:
+def _groups_of(model: nn.Module, shards: Shards | None) -> list[dict[str, Any]]:
     _refuse(model)
     norms = {
         id(p) for module in model.modules() if isinstance(module, _NORMS) for p in module.parameters(False)
@@ -106,8 +110,9 @@ def _groups_of(model: nn.Module) -> list[dict[str, Any]]:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise InvalidValue(f"the model {type(model).__name__} has no trainable parameters.")
-    weights = [(name, p) for name, p in named if id(p) not in norms]
-    certain = [(name, p) for name, p in named if id(p) in norms]
+    part = (lambda p: p) if shards is None else shards.part
+    weights = [(name, part(p)) for name, p in named if id(p) not in norms]
+    certain = [(name, part(p)) for name, p in named if id(p) in norms]
     groups: list[dict[str, Any]] = [{"params": weights}] if weights else []
     if certain:
         groups.append({"params": certain, "deterministic": True})

@@ -46,7 +46,6 @@ from credo.optim.scales import (
     follow_gradient_,
     is_relative,
     place_iterates,
-    start_scale,
 )
 from credo.optim.statistics import ProductStatistics, StepStatistics
 from credo.posterior import DiagonalPosterior, Posterior
@@ -182,6 +181,7 @@ class IVON(DiagonalOptimizer):
                 [shift for rows in own for shift in rows.shift],  # type: ignore[arg-type]
                 *(self.settings["seed"], draw, places),
                 [means[k] for k in places],
+                starts=None if weights.starts is None else [weights.starts[k] for k in places],
             )
         return 1
 
@@ -190,6 +190,8 @@ class IVON(DiagonalOptimizer):
         """On the way back to the mean the products ĝ·(w − μ) are taken."""
         with GradientObserver(watched, self.settings["reduction"]) as seen:
             yield seen
+        if not self._reducer.alone:
+            self._reducer.collect(seen, self._gathered.localise)
         weights, backup = self._samples
         table, memory = (
             self._gathered.table,
@@ -361,7 +363,7 @@ class IVON(DiagonalOptimizer):
             state["curvature"] = torch.full_like(wide, 1.0 if start is None else start)
             if self.settings["averaging"] and can_average(group):
                 state["offset"] = torch.zeros_like(p.detach())
-            state[SCALE] = start_scale(p, 1.0 if start is None else start)
+            state[SCALE] = self._start_scale(p, 1.0 if start is None else start)
         for name, value in state.items():
             if name not in ("step", SCALE) and (value.device, value.dtype) != (wide.device, wide.dtype):
                 state[name] = value.to(wide)

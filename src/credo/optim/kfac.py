@@ -47,7 +47,7 @@ from credo.optim.kronecker import (
     momentum_of,
 )
 from credo.optim.relative import KRONECKER_DAMPING, Given
-from credo.optim.scales import DampedOptimizer, follow_growth_, is_relative, measure_curvature, start_scale
+from credo.optim.scales import DampedOptimizer, follow_growth_, is_relative, measure_curvature
 from credo.optim.statistics import LayerStatistics, StepStatistics
 from credo.posterior import KroneckerPosterior, Layer, Posterior, Root
 
@@ -167,7 +167,7 @@ class _Kronecker(DampedOptimizer, KroneckerState):
         """v, h̄ and a of a parameter; there from the first call on."""
         state: dict[str, Tensor] = self.state[p]
         if SCALE not in state:
-            state[SCALE] = start_scale(p)
+            state[SCALE] = self._start_scale(p)
         return state[SCALE]
 
     def _invert(self, layers: Sequence[KroneckerLayer], fresh: bool) -> None:

@@ -134,6 +134,8 @@ class ForwardObserver(TorchFunctionMode, ABC):
                 self._refuse_several_means()
             self._whole = self.forward_number
         self.likelihood = is_likelihood(call.roots)
+        if self._subjects.before_backward is not None:
+            self._subjects.before_backward(examples if self.counted else -1)
         self._going_back = True
         try:
             result = call.run(self)

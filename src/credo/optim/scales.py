@@ -93,9 +93,11 @@ def scale_of(sums: Tensor, weights: int, shape: torch.Size) -> Scale:
     return torch.tensor([v, mean, alignment, usual_square(v, shape)], dtype=torch.float64)
 
 
-def start_scale(weight: Tensor, curvature: float = 1.0) -> Scale:
-    """Of a tensor that has not seen data: any curvature will do, because the noise is relative to the weights."""
-    square = float(weight.detach().double().square().mean()) if weight.numel() else 0.0
+def start_scale(weight: Tensor, square: float, curvature: float = 1.0) -> Scale:
+    """Of a tensor that has not seen data: any curvature will do, because the noise is relative to the weights.
+
+    `square` is the mean square of the weights.
+    """
     v = size_of(square, weight.dim() > 1)
     return torch.tensor([v, curvature, 0.0, usual_square(v, weight.shape)], dtype=torch.float64)
 
@@ -150,6 +152,10 @@ class RelativeOptimizer(BayesianOptimizer):
         return self._progress.growth if self.counters.get("likelihood") else 1.0
 
     @final
+    def _start_scale(self, p: Tensor, curvature: float = 1.0) -> Scale:
+        return start_scale(p, self._reducer.mean_square(p), curvature)
+
+    @final
     def _numbers(self, group: Mapping[str, Any], states: Iterable[Mapping[str, Any]]) -> TensorNumbers:
         """α, γ, τ and δ of each tensor with these states."""
         known = is_relative(group)
@@ -162,7 +168,7 @@ class RelativeOptimizer(BayesianOptimizer):
         scale = None
         if is_relative(group):
             known = self.state[p].get(SCALE)
-            scale = (start_scale(p) if known is None else known).tolist()
+            scale = (self._start_scale(p) if known is None else known).tolist()
         own = numbers(group, [scale], self._effective_size(), self._growth())
         return TensorNumbers(own.lr[0], own.damping[0], own.tempering[0], own.prior_precision[0])
 
@@ -225,7 +231,7 @@ class RelativeOptimizer(BayesianOptimizer):
         known = self._lists.get((id(group), name))
         if known is not None and len(known) == len(tensors) and all(map(is_, known, tensors)):
             return known
-        found = TensorList(tensors)
+        found = TensorList(tensors, self._reducer.starts(tensors) if self._reducer.sharded else None)
         if tensors:
             present = set(map(id, self.param_groups))
             self._lists = {key: own for key, own in self._lists.items() if key[0] in present}
@@ -376,7 +382,7 @@ class DiagonalOptimizer(RelativeOptimizer):
         with self._reducer.drawing(self):
             for p in (p for group in self.param_groups if is_relative(group) for p in group["params"]):
                 if SCALE not in self.state[p]:  # now that it is whole
-                    self.state[p][SCALE] = start_scale(p)
+                    self.state[p][SCALE] = self._start_scale(p)
             return self._rows("curvature", "offset")
 
     # The numbers of parameters

@@ -4,14 +4,20 @@ import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from copy import copy
+from operator import is_
 from typing import Any, final
 
 from torch import Tensor, nn
 
 from credo.distributed.agreement import synchronise_start
+from credo.distributed.fully_sharded import FullyShardedReducer, refuse_with_shards
 from credo.distributed.sharding import ElementReducer, Reducer, gathered
-from credo.errors import CallOrderError
+from credo.distributed.shards import Shards, shards_of
+from credo.distributed.world import world
+from credo.errors import CallOrderError, UnsupportedOperation
+from credo.kernels.tensors import TensorList
 from credo.optim import arguments, checkpoints
 from credo.optim.accumulation import Accumulating, Held
 from credo.optim.diagnostics import Diagnosed
@@ -19,7 +25,7 @@ from credo.optim.groups import carrying_buffers, joining_group, parameter_groups
 from credo.optim.habits import Answering
 from credo.optim.monitor import Monitor
 from credo.optim.relative import share_noise
-from credo.optim.statistics import Progress
+from credo.optim.statistics import Progress, SquareStatistics, StepStatistics
 from credo.posterior import Posterior
 
 # The settings that methods share, and how each is checked.
@@ -54,7 +60,12 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
     _reducer: Reducer
     _monitor: Monitor
     _kind_of_reducer: type[Reducer] = ElementReducer
+    _statistics: type[StepStatistics]  # what a step gathers
+    _checked: list[tuple[Any, ...]]  # the options of each group that were found in range
+    _lists: dict[tuple[int, str], TensorList]
     _kept: tuple[str, ...] = ()  # further attributes that copies have too
+    _shards: Shards | None = None  # of a module under fully_shard
+    _draws_weights = True  # whether samples are of the weights as such, and no matter of a block's operations
 
     def __init__(
         self, params: Any, defaults: dict[str, Any], settings: dict[str, Any], prior: Posterior | None = None
@@ -69,14 +80,16 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
         self._module = weakref.ref(params) if isinstance(params, nn.Module) else None
         if isinstance(params, nn.Module):
             self._frozen = tuple(p for p in params.parameters() if not p.requires_grad)
+        self._shards = shards_of(params)
         self._start_afresh()
-        super().__init__(parameter_groups(params), {**defaults, "deterministic": False})
+        super().__init__(parameter_groups(params, self._shards), {**defaults, "deterministic": False})
         self._note_left()  # what is older than the optimiser is not meant for it
-        synchronise_start(self, self._module_now())
+        synchronise_start(self, self._module_now(), self._reducer)
         self._monitor.begin(self.param_groups, self.names())
         share_noise(self.param_groups, self.defaults)
         if prior is not None:
-            take_prior(self, prior)
+            with nullcontext() if self._shards is None else self._reducer.whole(self):
+                take_prior(self, prior)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -99,6 +112,22 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
     def _module_now(self) -> nn.Module | None:
         return None if self._module is None else self._module()
 
+    @final
+    def _check_changed_settings(self) -> None:
+        """Options that a scheduler or somebody's hand has put into the groups; those of the last step are known."""
+        if len(self._checked) != len(self.param_groups):
+            self._checked = [()] * len(self.param_groups)
+            present = set(map(id, self.param_groups))  # what is kept of a group goes with it
+            self._lists = {key: own for key, own in self._lists.items() if key[0] in present}
+        for k, group in enumerate(self.param_groups):
+            values = (*group.values(),)
+            known = len(values) == len(self._checked[k]) and all(map(is_, values, self._checked[k]))
+            if not known or isinstance(group["lr"], Tensor):
+                lr = group["lr"]
+                rounded = isinstance(lr, float) and -1e-9 < lr < 0  # as schedulers leave it near zero
+                self._check_group({**group, "lr": 0.0} if rounded else group)
+                self._checked[k] = values
+
     # State
 
     @gathered()
@@ -112,7 +141,8 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resumes exactly; refuses the state of another model or method, and then has changed nothing."""
         self._refuse_inside("load")
-        checkpoints.check_state(self, type(self).__name__, self.settings, state_dict)
+        shape_of = self._reducer.shape_of
+        checkpoints.check_state(self, type(self).__name__, self.settings, state_dict, shape_of)
         super().load_state_dict(state_dict)
         checkpoints.restore_dtypes(self, state_dict)
         self.settings.update(state_dict["credo"]["settings"])
@@ -123,6 +153,11 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("copy")
+        if self._shards is not None:
+            raise UnsupportedOperation(
+                "an optimiser on the parameters of fully_shard cannot be copied or pickled: its parameters are this "
+                "rank's rows of the module's. Take state_dict() on all ranks, and load it into a new one."
+            )
         own = {"settings": dict(self.settings), "counters": dict(self.counters), "_reducer": self._reducer}
         own |= {"_held": self._held, "_progress": copy(self._progress)}
         return {**super().__getstate__(), **own, **{name: getattr(self, name) for name in self._kept}}
@@ -134,6 +169,15 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
             self._start_afresh()
             held.refuse_another_part(self._reducer)
             self._held = waiting
+
+    @final
+    def _new_reducer(self) -> Reducer:
+        """What this optimiser does together with the other ranks."""
+        shards, squares = self._shards, issubclass(self._statistics, SquareStatistics)
+        if shards is None:
+            return self._kind_of_reducer(world(), bool(self.settings.get("sharded")))
+        refuse_with_shards(type(self).__name__, self._kind_of_reducer is ElementReducer, self.settings)
+        return FullyShardedReducer(shards, self._draws_weights, squares)
 
     @abstractmethod
     def _start_afresh(self) -> None:

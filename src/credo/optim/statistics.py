@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast, final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from credo.kernels.tensors import by_device, is_on_cpu
 from credo.kernels.update import all_finite
 
 if TYPE_CHECKING:
+    from credo.distributed.fully_sharded import Move
     from credo.optim.local_reparameterisation import Reparameterised
 
 
@@ -141,6 +142,10 @@ class StepStatistics(ABC):
             numbers = reduce([tensors[k] for k in places])
             self.asked += [(number, partial(take, k)) for k, number in zip(places, numbers, strict=True)]
 
+    def localise(self, seen: Any, move: "Move") -> None:
+        """Gives what a block has said of whole parameters as sums over the ranks, by their parts."""
+        return
+
     @abstractmethod
     def _add(self, seen: Observation, parameters: Sequence[Tensor], examples: int) -> None:
         """Adds what this method wants to know of one sample."""
@@ -185,6 +190,9 @@ class SquareStatistics(StepStatistics):
                 self.squares[key] += own
             else:
                 self.squares[key] = own
+
+    def localise(self, seen: Any, move: "Move") -> None:
+        seen.squares = move(seen.squares, 2)
 
     def columns(self, parameters: Sequence[Tensor], mean_loss: bool) -> list[NamedSums]:
         """ĥ, which is a mean over the examples whatever the loss is; its unit is 1 from then on."""
@@ -261,6 +269,18 @@ class TableStatistics(StepStatistics):
         """The gradients that the update squares."""
 
 
+class Said(NamedTuple):
+    """What a block says of one parameter: the `.grad` of this."""
+
+    variance: Tensor
+
+
+def with_gradient(grad: Tensor) -> Tensor:
+    leaf = torch.empty_like(grad)
+    leaf.grad = grad
+    return leaf
+
+
 @final
 class VarianceStatistics(TableStatistics):
     """Σₖ ∂ℓ/∂σ², taken from the leaves of each block."""
@@ -272,6 +292,10 @@ class VarianceStatistics(TableStatistics):
             grad = belief.variance.grad
             if grad is not None:
                 self.table[key] = self.table[key].add_(grad) if key in self.table else grad
+
+    def localise(self, seen: Any, move: "Move") -> None:
+        own = {key: b.variance.grad for key, b in seen.uncertain.items() if b.variance.grad is not None}
+        seen.uncertain = {key: Said(with_gradient(part)) for key, part in move(own, 1).items()}
 
     def _gradients(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         return [p.grad for p in parameters if p.grad is not None]
