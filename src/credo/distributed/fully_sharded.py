@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from credo.distributed.reduce import Message
 from credo.distributed.sharding import NOTHING, Reducer, Sharded, State
-from credo.distributed.shards import Place, Shards
+from credo.distributed.shards import ShardedParameter, Shards
 from credo.distributed.world import lost, together, world
 from credo.errors import CallOrderError, EmptyBatch, UnsupportedOperation
 
@@ -38,8 +38,9 @@ class _Factor:
     def __init__(self) -> None:
         self.value = 1.0
 
-    def __call__(self, grad: Tensor) -> Tensor:
-        return grad if self.value == 1.0 else grad * self.value
+    def __call__(self, whole: Tensor) -> None:
+        if self.value != 1.0 and whole.grad is not None:
+            whole.grad = whole.grad * self.value
 
 
 @final
@@ -62,6 +63,7 @@ class FullyShardedReducer(Reducer):
         self._own = 0  # examples here of the last block that had some
         self._total = 0
         self._is_open = False
+        self._aside: dict[int, Tensor] = {}  # gradients by the ids of wholes
 
     # Blocks
 
@@ -74,8 +76,9 @@ class FullyShardedReducer(Reducer):
         shards.reshard()
         shards.clear_gradients()
         self._mean, self._passes, self._is_open = reduction == "mean", [], True
+        self._aside = {}
         self._hooks = [
-            whole.register_hook(self._factor)  # type: ignore[no-untyped-call]
+            whole.register_post_accumulate_grad_hook(self._factor)  # type: ignore[no-untyped-call]
             for _, whole in shards.wholes()
             if whole.requires_grad
         ]
@@ -89,6 +92,7 @@ class FullyShardedReducer(Reducer):
                 "the number of examples cannot be read from the operations of this model, and ranks are weighed by "
                 "it. Train in one process."
             )
+        self._set_aside()
         total = self._count(examples, False)
         share = self.world.size * (examples / total if self._mean else 1)
         self._factor.value = share
@@ -114,18 +118,33 @@ class FullyShardedReducer(Reducer):
         self._is_open = False
         if not self._passes:
             return
-        for place, whole in self._shards.wholes():
-            if whole.grad is not None:
-                raise UnsupportedOperation(
-                    f"the gradient of {place.name!r} was not shared out as the block ended: set_requires_gradient_sync "
-                    "is False. Set it to True for the last backward pass of a block; or leave it alone, and put "
-                    "micro-batches together by optimizer.accumulate(n)."
-                )
-        self._shards.take_gradients()
+        self._take_gradients()
         self._own, self._total = (sum(counts) for counts in zip(*self._passes, strict=True))
         self._refuse_other_shares()
-        localise(seen, self._move)
+        share = self._own / self._total if self._mean else 1.0
+        localise(seen, lambda table, power: self._move(table, share**power))
         seen.examples = self._total
+
+    def _set_aside(self) -> None:
+        """Gradients that FSDP2 has left at the wholes, with their factor: it was told to wait, or they came late.
+
+        A weight sample that two passes share gives its gradient after FSDP2 has been there.
+        """
+        for _, whole in self._shards.wholes():
+            if whole.grad is not None:
+                own = self._aside.get(id(whole))
+                self._aside[id(whole)] = whole.grad if own is None else own + whole.grad
+                whole.grad = None
+
+    def _take_gradients(self) -> None:
+        """Those that FSDP2 has brought to the parts, and those that were set aside."""
+        self._set_aside()
+        self._shards.take_gradients()
+        rest = self._move(self._aside, 1 / self.world.size) if self._aside else {}
+        for place in self._shards.places:
+            if (late := rest.get(id(place.part))) is not None:
+                late = late.to(place.part.dtype)
+                place.part.grad = late if place.part.grad is None else place.part.grad + late
 
     def _refuse_other_shares(self) -> None:
         """Each pass was weighed by its own examples, and what was gathered beside is by those of the block."""
@@ -141,8 +160,8 @@ class FullyShardedReducer(Reducer):
             )
 
     @torch.no_grad()
-    def _move(self, table: Mapping[int, Tensor], power: int) -> dict[int, Tensor]:
-        """Under a mean the sums are of what was divided by M_r^power, and become those divided by (ΣM)^power."""
+    def _move(self, table: Mapping[int, Tensor], weight: float) -> dict[int, Tensor]:
+        """Sums over the ranks, each times its own weight."""
         pairs = list(self._shards.wholes())
         if self.world.alone:
             return {id(place.part): table[id(whole)] for place, whole in pairs if id(whole) in table}
@@ -151,7 +170,6 @@ class FullyShardedReducer(Reducer):
         wide = any(place.part.dtype == torch.float64 for place, _ in pairs)
         like = torch.empty(0, dtype=torch.float64 if wide else torch.float32, device=self._device())
         message = Message(self.world, [], [place.shape.numel() for place, _ in pairs], cuts, like)
-        weight = (self._own / self._total) ** power if self._mean else 1.0
         rows = [None if value is None else value.contiguous().view(-1) for value in values]
         message.put(rows, [weight] * len(rows))
         _, sums = message.add([False] * len(rows))
@@ -166,7 +184,7 @@ class FullyShardedReducer(Reducer):
         for hook in self._hooks:
             hook.remove()
         waiting = self._is_open and not self._passes
-        self._hooks, self._is_open, self._factor.value = [], False, 1.0
+        self._hooks, self._is_open, self._factor.value, self._aside = [], False, 1.0, {}
         shards = self._shards
         if self._keeps_wholes:
             shards.keep_as_before()
@@ -328,7 +346,7 @@ class FullyShardedReducer(Reducer):
             (p, name, kept[p][name])
             for p in parameters
             for name in sorted(kept[p])
-            if _is_part(kept[p][name], p)
+            if _is_cut(name, kept[p][name])
         ]
         found = self.put_together([p for p, _, _ in jobs], [value for _, _, value in jobs])
         means: dict[Tensor, nn.Parameter] = {}
@@ -345,7 +363,7 @@ class FullyShardedReducer(Reducer):
             if place is None:
                 continue
             for name, value in values.items():
-                if isinstance(value, Tensor) and value.dim() and name != "scale" and value.shape != p.shape:
+                if _is_cut(name, value) and value.shape != p.shape:
                     first, count = place.rows[self.world.rank]
                     values[name] = value[first : first + count].clone()
 
@@ -370,10 +388,11 @@ def refuse_with_shards(method: str, elementwise: bool, settings: Mapping[str, An
             )
 
 
-def _is_part(value: Any, p: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and value.shape == p.shape
+def _is_cut(name: str, value: Any) -> bool:
+    """One number a weight; not the few numbers of a tensor, nor a counter."""
+    return isinstance(value, Tensor) and value.dim() > 0 and name != "scale"
 
 
-def _slice(place: Place, rank: int) -> slice:
+def _slice(place: ShardedParameter, rank: int) -> slice:
     begin = place.start(rank)
     return slice(begin, begin + place.rows[rank][1] * math.prod(place.shape[1:]))

@@ -29,7 +29,7 @@ REMEDY = (
 
 
 @dataclass(eq=False)
-class Place:
+class ShardedParameter:
     """One parameter."""
 
     name: str
@@ -58,7 +58,7 @@ class Shards:
         kind, size, rank = dtensor_type(), world().size, world().rank
         assert kind is not None
         self.places = [
-            Place(name, p, _part(p), _rows(len(p), size))
+            ShardedParameter(name, p, _part(p), _rows(len(p), size))
             for name, p in module.named_parameters()
             if isinstance(p, kind) and p.requires_grad
         ]
@@ -72,7 +72,7 @@ class Shards:
         place = self._by_dtensor.get(id(p))
         return p if place is None else place.part
 
-    def of_part(self, p: Tensor) -> Place | None:
+    def of_part(self, p: Tensor) -> ShardedParameter | None:
         return self._by_part.get(id(p))
 
     # Between blocks
@@ -87,7 +87,7 @@ class Shards:
                 place.part.requires_grad_(place.dtensor.requires_grad)
             self._take_gradient(place, grad)
 
-    def _take_gradient(self, place: Place, grad: Any) -> None:
+    def _take_gradient(self, place: ShardedParameter, grad: Any) -> None:
         own = None if grad is None else _local(grad)
         known = place.part.grad
         if own is None or known is None or own.data_ptr() != known.data_ptr():
@@ -145,7 +145,7 @@ class Shards:
                     place.whole = found
             module.reshard()
 
-    def wholes(self) -> Iterator[tuple[Place, Tensor]]:
+    def wholes(self) -> Iterator[tuple[ShardedParameter, Tensor]]:
         for place in self.places:
             assert place.whole is not None
             yield place, place.whole
@@ -235,8 +235,8 @@ def _refuse(module: nn.Module, managed: Sequence[Any]) -> None:
             )
         if p.placements[0] != Shard(0):
             raise UnsupportedOperation(
-                f"parameter {name!r} is cut as {p.placements[0]}; only rows are, Shard(0). Leave shard_placement_fn out "
-                f"of fully_shard. {REMEDY}"
+                f"parameter {name!r} is cut as {p.placements[0]}, and only Shard(0) is supported. Leave "
+                f"shard_placement_fn out of fully_shard. {REMEDY}"
             )
     for group in groups:
         _refuse_policies(group)

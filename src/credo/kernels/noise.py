@@ -94,8 +94,8 @@ def sample_all_(
 ) -> None:
     """`sample_` for many tensors in one call; `shift` is one number for all, one for each, or a tensor for each.
 
-    `backup` gets the means, or has them already; with `offsets` the samples are around mean + offset. `starts` are those
-    of weights that are pieces of longer tensors; a list may know them by itself.
+    `backup` gets the means, or has them already; with `offsets` the samples are around mean + offset. `starts` are
+    those of weights that are pieces of longer tensors; a list may know them by itself.
     """
     if starts is None and isinstance(weights, TensorList):
         starts = weights.starts

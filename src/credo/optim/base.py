@@ -31,9 +31,7 @@ from credo.curvature.torch_private import (
 )
 from credo.curvature.tracking import WatchedParameters
 from credo.errors import CallOrderError, EmptyBatch
-from credo.kernels.tensors import MeanBackup
 from credo.optim import arguments, checks, monitor
-from credo.optim.accumulation import Held
 from credo.optim.closures import finish_closure
 from credo.optim.groups import RunningStatistics, parameter_names
 from credo.optim.relative import can_average
@@ -66,10 +64,6 @@ class BayesianOptimizer(Socket):
     _block: object = None  # what only the block that was opened last knows
     _left: dict[int, tuple[Any, int]]  # what the last step left in .grad: by id, the tensor and its version
     _unfinished = False  # whether a closure was begun and did not come to its end
-    _warned: bool
-    _watched: WatchedParameters | None  # whom the last block watched
-    _backup: MeanBackup
-    _running: RunningStatistics | None  # of the module's normalisation layers, once a block has looked
     _trains_with_noise = True  # whether gradients are taken at samples
     _updates_from_backup = False  # whether `_update` finds means that are still away
 
@@ -348,19 +342,25 @@ class BayesianOptimizer(Socket):
 
     # What is kept between steps
 
+    @final
+    def _check_changed_settings(self) -> None:
+        """Options that a scheduler or somebody's hand has put into the groups; those of the last step are known."""
+        if len(self._checked) != len(self.param_groups):
+            self._checked = [()] * len(self.param_groups)
+            present = set(map(id, self.param_groups))  # what is kept of a group goes with it
+            self._lists = {key: own for key, own in self._lists.items() if key[0] in present}
+        for k, group in enumerate(self.param_groups):
+            values = (*group.values(),)
+            known = len(values) == len(self._checked[k]) and all(map(is_, values, self._checked[k]))
+            if not known or isinstance(group["lr"], Tensor):
+                lr = group["lr"]
+                rounded = isinstance(lr, float) and -1e-9 < lr < 0  # as schedulers leave it near zero
+                self._check_group({**group, "lr": 0.0} if rounded else group)
+                self._checked[k] = values
+
     def _nothing_gathered(self) -> StepStatistics:
         """What is known at the beginning of a step."""
         return self._statistics()
-
-    def _start_afresh(self) -> None:
-        """Forgets the samples of the step under way."""
-        self._gathered, self._held = self._nothing_gathered(), Held()
-        self._inside, self._warned, self._checked = None, False, []
-        self._note_left()
-        self._lists = {}
-        self._watched, self._monitor, self._backup = None, monitor.Monitor(), MeanBackup()
-        self._running = None
-        self._reducer = self._new_reducer()
 
     @final
     def _note_left(self) -> None:

@@ -232,10 +232,11 @@ class BayesByBackprop(BayesianOptimizer):
             if p.requires_grad
         ]
         parameters, log_variances = [p for p, _, _ in found], [own for _, _, own in found]
+        seen = parameters
         if not self._reducer.alone:
             log_variances = self._reducer.put_together(parameters, log_variances)
+            seen = self._reducer.seen(parameters)
         variances = torch._foreach_exp(log_variances) if found else ()
-        seen = self._reducer.seen(parameters)
         return [
             Uncertain(names[id(p)], whole, variance.requires_grad_(), places[p], local)
             for (p, local, _), whole, variance in zip(found, seen, variances, strict=True)

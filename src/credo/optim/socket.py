@@ -6,22 +6,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from copy import copy
-from operator import is_
 from typing import Any, final
 
 from torch import Tensor, nn
 
+from credo.curvature.tracking import WatchedParameters
 from credo.distributed.agreement import synchronise_start
 from credo.distributed.fully_sharded import FullyShardedReducer, refuse_with_shards
 from credo.distributed.sharding import ElementReducer, Reducer, gathered
 from credo.distributed.shards import Shards, shards_of
 from credo.distributed.world import world
 from credo.errors import CallOrderError, UnsupportedOperation
-from credo.kernels.tensors import TensorList
+from credo.kernels.tensors import MeanBackup, TensorList
 from credo.optim import arguments, checkpoints
 from credo.optim.accumulation import Accumulating, Held
 from credo.optim.diagnostics import Diagnosed
-from credo.optim.groups import carrying_buffers, joining_group, parameter_groups, take_prior
+from credo.optim.groups import (
+    RunningStatistics,
+    carrying_buffers,
+    joining_group,
+    parameter_groups,
+    take_prior,
+)
 from credo.optim.habits import Answering
 from credo.optim.monitor import Monitor
 from credo.optim.relative import share_noise
@@ -61,6 +67,10 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
     _monitor: Monitor
     _kind_of_reducer: type[Reducer] = ElementReducer
     _statistics: type[StepStatistics]  # what a step gathers
+    _warned: bool
+    _watched: WatchedParameters | None  # whom the last block watched
+    _backup: MeanBackup
+    _running: RunningStatistics | None  # of the module's normalisation layers, once a block has looked
     _checked: list[tuple[Any, ...]]  # the options of each group that were found in range
     _lists: dict[tuple[int, str], TensorList]
     _kept: tuple[str, ...] = ()  # further attributes that copies have too
@@ -112,22 +122,6 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
     def _module_now(self) -> nn.Module | None:
         return None if self._module is None else self._module()
 
-    @final
-    def _check_changed_settings(self) -> None:
-        """Options that a scheduler or somebody's hand has put into the groups; those of the last step are known."""
-        if len(self._checked) != len(self.param_groups):
-            self._checked = [()] * len(self.param_groups)
-            present = set(map(id, self.param_groups))  # what is kept of a group goes with it
-            self._lists = {key: own for key, own in self._lists.items() if key[0] in present}
-        for k, group in enumerate(self.param_groups):
-            values = (*group.values(),)
-            known = len(values) == len(self._checked[k]) and all(map(is_, values, self._checked[k]))
-            if not known or isinstance(group["lr"], Tensor):
-                lr = group["lr"]
-                rounded = isinstance(lr, float) and -1e-9 < lr < 0  # as schedulers leave it near zero
-                self._check_group({**group, "lr": 0.0} if rounded else group)
-                self._checked[k] = values
-
     # State
 
     @gathered()
@@ -143,6 +137,8 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
         self._refuse_inside("load")
         shape_of = self._reducer.shape_of
         checkpoints.check_state(self, type(self).__name__, self.settings, state_dict, shape_of)
+        if self._shards is not None:
+            refuse_with_shards(type(self).__name__, True, state_dict["credo"]["settings"])
         super().load_state_dict(state_dict)
         checkpoints.restore_dtypes(self, state_dict)
         self.settings.update(state_dict["credo"]["settings"])
@@ -179,9 +175,19 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
         refuse_with_shards(type(self).__name__, self._kind_of_reducer is ElementReducer, self.settings)
         return FullyShardedReducer(shards, self._draws_weights, squares)
 
-    @abstractmethod
     def _start_afresh(self) -> None:
         """Forgets the samples of the step under way."""
+        self._gathered, self._held = self._nothing_gathered(), Held()
+        self._inside, self._warned, self._checked = None, False, []
+        self._note_left()
+        self._lists = {}
+        self._watched, self._monitor, self._backup = None, Monitor(), MeanBackup()
+        self._running = None
+        self._reducer = self._new_reducer()
+
+    @abstractmethod
+    def _nothing_gathered(self) -> StepStatistics:
+        """What is known at the beginning of a step."""
 
     @abstractmethod
     def _note_left(self) -> None:
