@@ -1,6 +1,11 @@
-"""What the ranks do with models under `fully_shard`. Results are numpy arrays and numbers, which any process can read."""
+"""What the ranks do with models under `fully_shard`. Results are numpy arrays and numbers, for any process to read."""
 
+import contextlib
+import os
+import signal
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import credo
 from tests.distributed import tasks
 
 STEPS = 3
@@ -244,3 +250,237 @@ def load(model: nn.Module, state: dict[str, Tensor]) -> None:
 
     options = StateDictOptions(full_state_dict=True)
     set_model_state_dict(model, state, options=options)
+
+
+# ────────────────────────────────────────
+# What users do around a step.
+
+
+def clipped(rank: int, size: int, sharded: bool, where: str) -> dict[str, Any]:
+    """Gradients are clipped between block and step, or in the closure: by torch, over all ranks."""
+    model = model_of("layers", sharded)
+    optimizer = tasks.optimizer_of("IVON", model)
+    own, norms = tasks.shares("unequal", size)[rank], []
+
+    def clip() -> None:
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        norms.append(float(whole(norm)))
+
+    def closure(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        clip()
+        return loss
+
+    for x, y in batches("layers"):
+        if where == "closure":
+            optimizer.step(partial(closure, x[own], y[own]))
+            continue
+        with optimizer.sampled():
+            F.cross_entropy(model(x[own]), y[own]).backward()
+        clip()
+        optimizer.step()
+        model.zero_grad()
+    return described(optimizer, norms)
+
+
+def around_steps(rank: int, size: int, sharded: bool, method: str) -> dict[str, Any]:
+    """Evaluations at the mean and looks at samples between steps, a scheduler, accumulation, a prior."""
+    prior = tasks.optimizer_of("VOGN", model_of("layers", False)).posterior()
+    model = model_of("layers", sharded)
+    optimizer = tasks.optimizer_of(method, model, prior=prior)
+    optimizer.accumulate(2)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    own, seen = tasks.shares("unequal", size)[rank], []
+    for k, (x, y) in enumerate(batches("layers", 6)):
+        step(optimizer, model, (x[own], y[own]), "layers", "closure")
+        with torch.no_grad():
+            seen.append(float(model(x).square().sum()))
+        if k % 2:
+            with optimizer.sampled(), torch.no_grad():
+                seen.append(float(model(x).square().sum()))
+            scheduler.step()
+    seen += [group.step_size for group in optimizer.diagnostics()]
+    return described(optimizer, seen)
+
+
+def waiting(rank: int, size: int, sharded: bool) -> dict[str, Any]:
+    """`set_requires_gradient_sync(False)` but for the last backward pass of a block."""
+    model: Any = model_of("layers", sharded)
+    optimizer = tasks.optimizer_of("VOGN", model)
+    own = tasks.shares("equal", size)[rank]
+    for x, y in batches("layers"):
+        parts = list(zip(x[own].chunk(2), y[own].chunk(2), strict=True))
+        with optimizer.sampled():
+            for k, (inputs, targets) in enumerate(parts):
+                if sharded:
+                    model.set_requires_gradient_sync(k + 1 == len(parts))
+                (F.cross_entropy(model(inputs), targets, reduction="sum") / len(x[own])).backward()
+        optimizer.step()
+    return described(optimizer, [])
+
+
+def checkpointed(rank: int, size: int, sharded: bool) -> dict[str, Any]:
+    """The forward pass of a layer runs again in the backward pass."""
+    model: Any = model_of("layers", sharded)
+    optimizer = tasks.optimizer_of("VOGN", model)
+    own = tasks.shares("unequal", size)[rank]
+    for x, y in batches("layers"):
+
+        def closure(x: Tensor = x[own], y: Tensor = y[own]) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        if not hasattr(model[2], "_wrapped"):
+            inner = model[2].forward
+            model[2].forward = partial(torch.utils.checkpoint.checkpoint, inner, use_reentrant=False)
+            model[2]._wrapped = True
+        optimizer.step(closure)
+    return described(optimizer, [])
+
+
+def after_an_error(rank: int, size: int, sharded: bool) -> dict[str, Any]:
+    """All ranks fail amid a closure; the means are as they were, and training goes on."""
+    model = model_of("layers", sharded)
+    optimizer = tasks.optimizer_of("VOGN", model)
+    own = tasks.shares("equal", size)[rank]
+    for k, (x, y) in enumerate(batches("layers")):
+        if k == 1:
+            before = [whole(p).detach().clone() for p in model.parameters()]
+
+            def broken(x: Tensor = x[own]) -> Tensor:
+                model(x).sum()
+                raise ZeroDivisionError
+
+            with contextlib.suppress(ZeroDivisionError):
+                optimizer.step(broken)
+            same = [torch.equal(whole(p), b) for p, b in zip(model.parameters(), before, strict=True)]
+            assert all(same)
+        step(optimizer, model, (x[own], y[own]), "layers", "closure")
+    return described(optimizer, [])
+
+
+def not_finite(rank: int, size: int, method: str) -> dict[str, Any]:
+    """One rank has NaN in the second of three batches."""
+    model = model_of("layers", True)
+    optimizer = tasks.optimizer_of(method, model)
+    own = tasks.shares("equal", size)[rank]
+    for k, (x, y) in enumerate(batches("layers")):
+        x = x * float("nan") if k == 1 and rank == size - 1 else x
+        step(optimizer, model, (x[own], y[own]), "layers", "closure")
+    return described(optimizer, [])
+
+
+def own_memory_alone(method: str) -> tuple[int, int]:
+    return _memory(method, False)
+
+
+def own_memory(rank: int, size: int, method: str) -> tuple[int, int]:
+    """Numbers in the optimiser's state after a step, and in the model."""
+    return _memory(method, True)
+
+
+def _memory(method: str, sharded: bool) -> tuple[int, int]:
+    model = model_of("layers", sharded)
+    optimizer = tasks.optimizer_of(method, model)
+    x, y = batches("layers")[0]
+    step(optimizer, model, (x, y), "layers", "closure")
+    optimizer.posterior()
+    tensors_of = [
+        t
+        for own in optimizer.state.values()
+        for n, t in own.items()
+        if isinstance(t, Tensor) and n != "scale"
+    ]
+    return sum(t.numel() for t in tensors_of if t.dim()), sum(p.numel() for p in model.parameters())
+
+
+# ────────────────────────────────────────
+# What is refused, and ranks that die.
+
+
+def said(action: Callable[[], Any]) -> str:
+    try:
+        action()
+    except credo.errors.CredoError as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+def refusals(rank: int, size: int) -> dict[str, str]:
+    import copy
+
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import Shard
+
+    def sharded(**options: Any) -> nn.Module:
+        return fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), **options)
+
+    def partly() -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        fully_shard(model[0])
+        return model
+
+    def built(method: str = "VOGN", **options: Any) -> Any:
+        return getattr(credo, method)(sharded(), data_size=10, **options)
+
+    model = sharded()
+    optimizer = credo.VOGN(model, data_size=10)
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    actions: dict[str, Callable[[], Any]] = {
+        "KFAC": lambda: built("KFAC"),
+        "NoisyKFAC": lambda: built("NoisyKFAC"),
+        "vectorized": lambda: built(mc_samples=2, vectorized=True),
+        "mc_slices": lambda: built(mc_slices=2),
+        "mc_groups": lambda: built(mc_groups=1),
+        "parameters": lambda: credo.VOGN(model.parameters(), data_size=10),
+        "partly": lambda: credo.VOGN(partly(), data_size=10),
+        "mixed precision": lambda: credo.VOGN(sharded(mp_policy=half), data_size=10),
+        "offload": lambda: credo.VOGN(
+            sharded(offload_policy=CPUOffloadPolicy(pin_memory=False)), data_size=10
+        ),
+        "columns": lambda: credo.VOGN(sharded(shard_placement_fn=lambda p: Shard(p.dim() - 1)), data_size=10),
+        "copy": lambda: copy.deepcopy(optimizer),
+        "supply": lambda: optimizer.supply({}, 3),
+        "capture": lambda: credo.capture(model),
+        "predict": lambda: credo.predict(model, optimizer.posterior(), torch.ones(2, 4)),
+        "penalty": lambda: optimizer.step(lambda: _with_penalty(optimizer, model)),
+    }
+    return {name: said(action) for name, action in actions.items()}
+
+
+def _with_penalty(optimizer: Any, model: nn.Module) -> Tensor:
+    optimizer.zero_grad()
+    loss = model(torch.ones(3, 4)).square().mean()
+    penalty = sum(whole(p.square().sum()) for p in model.parameters())
+    (loss + penalty).backward()
+    return loss
+
+
+def without_examples(rank: int, size: int) -> str:
+    model = model_of("all at once", True)
+    optimizer = tasks.optimizer_of("VOGN", model)
+    x, y = batches("all at once")[0]
+    own = slice(0, len(x) if rank == 0 else 0)
+    return said(lambda: step(optimizer, model, (x[own], y[own]), "all at once", "closure"))
+
+
+def fault(rank: int, size: int, method: str, when: str) -> dict[str, Any]:
+    """A step, then the last rank dies: before its forward pass, or in it."""
+    model: Any = model_of("layers", True)
+    optimizer = tasks.optimizer_of(method, model)
+    (x, y), other = batches("layers")[:2]
+    step(optimizer, model, (x, y), "layers", "closure")
+    before = [p.to_local().detach().clone() for p in model.parameters()]
+    if rank == size - 1:
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        model[3].register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    start = time.perf_counter()
+    ended = said(lambda: step(optimizer, model, other, "layers", "closure"))
+    seconds = time.perf_counter() - start
+    same = [torch.equal(p.to_local(), b) for p, b in zip(model.parameters(), before, strict=True)]
+    return {"ended": ended, "seconds": seconds, "mean in place": all(same)}

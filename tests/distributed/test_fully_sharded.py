@@ -1,5 +1,6 @@
 """Models under FSDP2 (`fully_shard`): what P ranks do with rows of the parameters equals what one process does."""
 
+import re
 from functools import cache
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.distributed import fully_sharded_tasks as jobs
 from tests.distributed.crews import together
+from tests.distributed.processes import RankFailed, on_ranks
 
 SHARED = {"shared_noise": True}
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -66,7 +68,7 @@ def test_equals_one_process(name: str, size: int) -> None:
     todo = cases(name, size)
     ranks = together(size, jobs.train_all, True, todo)
     for case, first, *others in zip(todo, *ranks, strict=True):
-        _, _, problem, form, kind = case
+        problem, form = case[2:4]
         one = alone(name, problem, form)
         assert difference(first, one) < 1e-10, case
         assert first["counters"] == one["counters"], case
@@ -77,3 +79,120 @@ def test_equals_one_process(name: str, size: int) -> None:
             for what in ("mean", "variance"):
                 for key, value in first[what].items():
                     assert np.array_equal(other[what][key], value), (case, key)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_noise_on_outputs_equals_as_many_plain_processes(size: int) -> None:
+    """Each rank's rows have noise of their own, which no single process draws; BatchNorm sees each rank's share."""
+    todo: list[tuple[Any, ...]] = [("BayesByBackprop", {}, "layers", form, "unequal") for form in FORMS]
+    todo += [("BayesByBackprop", {"mc_samples": 2}, "images", "closure", "unequal")]
+    for method in ("VOGN", "IVON"):
+        todo.append((method, SHARED, "statistics", "closure", "unequal"))
+    plain = together(size, jobs.train_all, False, todo)
+    sharded = together(size, jobs.train_all, True, todo)
+    for case, one, other in zip(todo, plain[0], sharded[0], strict=True):
+        assert difference(other, one) < 1e-10, case
+        if case[3] == "closure":
+            assert other["losses"] == pytest.approx(one["losses"], rel=1e-10), case
+
+
+AROUND: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "clipped between": (jobs.clipped, ("between",)),
+    "clipped in the closure": (jobs.clipped, ("closure",)),
+    "VOGN": (jobs.around_steps, ("VOGN",)),
+    "IVON": (jobs.around_steps, ("IVON",)),
+    "waiting": (jobs.waiting, ()),
+    "checkpointed": (jobs.checkpointed, ()),
+    "after an error": (jobs.after_an_error, ()),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_is_done_around_steps(name: str) -> None:
+    task, more = AROUND[name]
+    one = task(0, 1, False, *more)
+    for result in together(2, task, True, *more):
+        assert difference(result, one) < 1e-10
+        if name.startswith("clipped") or name in ("VOGN", "IVON"):
+            assert result["losses"] == pytest.approx(one["losses"], rel=1e-10)
+
+
+RESUMED = {"VOGN": {}, "OGN": {}, "IVON": {}, "BayesByBackprop": {"local": False, **SHARED}}
+
+
+@pytest.mark.parametrize("method", RESUMED)
+def test_a_run_resumes_bit_for_bit_in_any_world(method: str) -> None:
+    """Checkpoints are whole: of two ranks they go on in two, in one, and without fully_shard."""
+    options = RESUMED[method]
+    through = together(2, jobs.run, True, method, options, 0, 4)[0]
+    half = together(2, jobs.run, True, method, options, 0, 2)[0]
+    saved = {key: half[key] for key in ("model", "optimizer")}
+    for result in together(2, jobs.run, True, method, options, 2, 4, saved):
+        for what in ("mean", "variance"):
+            for name, value in through[what].items():
+                assert np.array_equal(result[what][name], value), name
+        assert result["losses"] == through["losses"][2:]
+    plain = jobs.run(0, 1, False, method, options, 2, 4, saved)
+    assert difference(plain, through) < 1e-10
+    back = jobs.run(0, 1, False, method, options, 0, 2)
+    saved = {key: back[key] for key in ("model", "optimizer")}
+    assert difference(together(2, jobs.run, True, method, options, 2, 4, saved)[0], through) < 1e-10
+
+
+@pytest.mark.parametrize("method", ["VOGN", "IVON"])
+def test_a_number_that_is_not_finite_on_one_rank_is_refused_by_all(method: str) -> None:
+    first, second = together(2, jobs.not_finite, method)
+    assert first["counters"]["refused"] == second["counters"]["refused"] == 1
+    assert first["counters"]["step"] == jobs.STEPS - 1
+    for name, mean in first["mean"].items():
+        assert np.array_equal(second["mean"][name], mean)
+        assert np.isfinite(mean).all()
+
+
+@pytest.mark.parametrize("method", ["VOGN", "IVON"])
+def test_the_state_of_a_rank_is_that_of_its_rows(method: str) -> None:
+    alone, whole = jobs.own_memory_alone(method)
+    kinds = alone // whole
+    for own, _ in together(2, jobs.own_memory, method):
+        assert own <= kinds * (whole * 0.5 + 2 * 40)
+    assert sum(own for own, _ in together(2, jobs.own_memory, method)) == alone
+
+
+REFUSED = {
+    "KFAC": "UnsupportedOperation: KFAC .*sharded=True",
+    "NoisyKFAC": "UnsupportedOperation: NoisyKFAC .*sharded=True",
+    "vectorized": "UnsupportedOperation: vectorized=True",
+    "mc_slices": "UnsupportedOperation: mc_slices=2",
+    "mc_groups": "UnsupportedOperation: mc_groups=1",
+    "parameters": "UnsupportedOperation: .*DTensor.*Give the optimiser the module",
+    "partly": "UnsupportedOperation: parameter '1.weight' is not sharded",
+    "mixed precision": "UnsupportedOperation: mp_policy with a param_dtype.*autocast",
+    "offload": "UnsupportedOperation: offload_policy",
+    "columns": r"UnsupportedOperation: parameter '0.weight' is cut as S",
+    "copy": "UnsupportedOperation: .*state_dict",
+    "supply": "UnsupportedOperation: supply",
+    "capture": "UnsupportedOperation: .*DTensor",
+    "predict": "UnsupportedOperation: .*DTensor",
+    "penalty": "UnsupportedOperation: parameter '0.weight'.* reaches the loss through",
+}
+
+
+def test_what_is_refused_is_named_with_the_remedy() -> None:
+    for found in together(2, jobs.refusals):
+        for name, pattern in REFUSED.items():
+            assert re.match(pattern, found[name]), (name, found[name])
+
+
+def test_a_rank_without_examples_is_an_error_of_all() -> None:
+    for message in together(2, jobs.without_examples):
+        assert message.startswith("UnsupportedOperation: 1 of 2 ranks had no example")
+
+
+@pytest.mark.parametrize("when", ["before", "amid"])
+@pytest.mark.parametrize("method", ["VOGN", "IVON", "BayesByBackprop"])
+def test_a_rank_that_is_killed(method: str, when: str) -> None:
+    survivor, other = on_ranks(2, jobs.fault, method, when, timeout=10.0)
+    assert isinstance(other, RankFailed)
+    assert survivor["ended"].startswith("RankLost: rank 0 has waited for the other ranks in vain")
+    assert survivor["mean in place"]
+    assert survivor["seconds"] < 15.0

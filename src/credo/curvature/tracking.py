@@ -366,6 +366,12 @@ def dtensor_type() -> Any:
     return None if tensors is None else tensors.DTensor
 
 
+def whole_tensor(value: Tensor) -> Tensor:
+    """Of a DTensor all numbers, on every rank, and all ranks must ask; other tensors as they are."""
+    kind = dtensor_type()
+    return value.full_tensor() if kind is not None and isinstance(value, kind) else value
+
+
 def refuse_distributed(name: str, value: Tensor) -> None:
     """A DTensor, whose numbers are on several ranks."""
     kind = dtensor_type()

@@ -172,6 +172,8 @@ def shards_of(given: object) -> Shards | None:
     kind = dtensor_type()
     if kind is None or not isinstance(given, nn.Module):
         return None
+    for module in _managed(given):
+        module.reshard()  # it may be gathered since a forward pass
     return Shards(given) if any(isinstance(p, kind) for p in given.parameters()) else None
 
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from credo.curvature.loss_factor import Irregular, Unscaled, has_product
 from credo.curvature.torch_private import DisableTorchFunction
-from credo.errors import CallOrderError, NonFiniteError
+from credo.errors import CallOrderError, NonFiniteError, UnsupportedOperation
 from credo.optim.statistics import StepStatistics
 
 MAX_REFUSED = 10  # non-finite steps in a row before it is an error
@@ -137,6 +137,11 @@ def loss_scales(optimizer: Optimizer, declared: float | None) -> tuple[float, fl
     """
     if not hasattr(optimizer, "found_inf"):
         return declared or 1.0, declared or 1.0
+    if hasattr(optimizer, "found_inf") and getattr(optimizer, "_shards", None) is not None:
+        raise UnsupportedOperation(
+            "a GradScaler on the parameters of fully_shard (FSDP2): ranks would find different scales, each in its own "
+            "rows. Use bfloat16, which needs none: torch.autocast(device, torch.bfloat16) in the closure."
+        )
     scale = getattr(optimizer, "grad_scale", None)
     if scale is not None:
         return float(scale), float(scale)

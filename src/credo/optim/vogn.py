@@ -27,7 +27,7 @@ from credo.curvature.many_samples import StackedWeights
 from credo.curvature.rule import widen
 from credo.curvature.tracking import WatchedParameters
 from credo.distributed.sharding import WIDTHS, gathered
-from credo.errors import InvalidValue
+from credo.errors import InvalidValue, UnsupportedOperation
 from credo.kernels import noise, update
 from credo.kernels.stacked_noise import sample_stacks_
 from credo.kernels.tensors import is_on_cpu
@@ -127,6 +127,11 @@ class _GaussNewton(DampedOptimizer, DiagonalOptimizer):
         The deterministic core, for gradients that were not taken in a block.
         """
         arguments.whole("examples", examples, 1)
+        if self._shards is not None:
+            raise UnsupportedOperation(
+                "supply() on the parameters of fully_shard (FSDP2), of which this rank has its rows only. Take "
+                "gradients in blocks, or train the plain module with sharded=True."
+            )
         for p, square in squares.items():
             if square.shape != p.shape:
                 raise InvalidValue(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from credo.curvature.tracking import whole_tensor
 from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
 from credo.kernels.noise import normal_
 from credo.posterior.files import save_posterior
@@ -191,7 +192,8 @@ def owned_buffers(source: object, uncertain: Collection[str] = ()) -> dict[str, 
     ):
         raise InvalidType(f"buffers must be a module, or map names to tensors; got {type(source).__name__}")
     return {
-        name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in found.items()
+        name: whole_tensor(tensor.detach()).clone(memory_format=torch.contiguous_format)
+        for name, tensor in found.items()
     }
 
 

@@ -8,6 +8,7 @@ borrowed: for the time of a call its tensors have other memory. No other thread 
 
 import copy
 import functools
+import sys
 import types
 import warnings
 from collections import OrderedDict
@@ -266,6 +267,14 @@ def _check_copyable(model: nn.Module) -> None:
                 f"module {name!r} is scripted ({type(module).__name__}) and its weights cannot be replaced;"
                 " use the model it was scripted from"
             )
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes long
+    kind = getattr(fsdp, "FSDPModule", None)
+    if kind is not None and any(isinstance(module, kind) for module in model.modules()):
+        raise UnsupportedOperation(
+            "the model is under fully_shard (FSDP2), whose parameters are DTensors that cannot be replaced by samples. "
+            "Build the plain model on each rank and pass that: its weights are the posterior's, and distributed=True "
+            "divides the batches among the ranks."
+        )
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise CallOrderError(f"parameter {name!r} is lazy and has no shape yet; run one forward first")
