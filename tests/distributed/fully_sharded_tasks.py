@@ -484,3 +484,41 @@ def fault(rank: int, size: int, method: str, when: str) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     same = [torch.equal(p.to_local(), b) for p, b in zip(model.parameters(), before, strict=True)]
     return {"ended": ended, "seconds": seconds, "mean in place": all(same)}
+
+
+def example(rank: int, size: int) -> list[float]:
+    from examples import fully_sharded
+
+    return fully_sharded.main(epochs=2).sum(0).tolist()
+
+
+# ────────────────────────────────────────
+# DistributedDataParallel.
+
+
+def wrapped(
+    rank: int, size: int, inside: bool, method: str, options: dict[str, Any], forms: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """With a model inside the wrapper, or plain; shares differ, and one rank may have none."""
+    found = []
+    for form in forms:
+        for kind in ("unequal", "empty"):
+            few = kind == "empty" or form == "micro-batches"  # BatchNorm needs two examples
+            model = model_of("layers" if few else "statistics", False)
+            outer: Any = (
+                nn.parallel.DistributedDataParallel(model, find_unused_parameters=True) if inside else model
+            )
+            optimizer = tasks.optimizer_of(method, outer, **options)
+            own, losses = tasks.shares(kind, size)[rank], []
+            for x, y in batches("layers"):
+                losses.append(tasks.STEP_BY[form](optimizer, outer, x[own], y[own]))
+            found.append(described(optimizer, losses))
+    return found
+
+
+def unwrapped(rank: int, size: int) -> list[str]:
+    outer = nn.parallel.DistributedDataParallel(nn.Linear(2, 2), static_graph=True)
+    return [
+        said(lambda: credo.VOGN(outer, data_size=10)),
+        said(lambda: credo.VOGN(nn.DataParallel(nn.Linear(2, 2)), data_size=10)),
+    ]

@@ -196,3 +196,41 @@ def test_a_rank_that_is_killed(method: str, when: str) -> None:
     assert survivor["ended"].startswith("RankLost: rank 0 has waited for the other ranks in vain")
     assert survivor["mean in place"]
     assert survivor["seconds"] < 15.0
+
+
+WRAPPED: dict[str, dict[str, Any]] = {
+    "VOGN": {"mc_samples": 2},
+    "OGN": {"sharded": True},
+    "IVON": {},
+    "NoisyKFAC": {"factor_interval": 2, "inverse_interval": 2},
+    "BayesByBackprop": {},
+}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("method", WRAPPED)
+def test_a_model_in_the_parallel_wrapper_is_trained_as_the_inner_one(method: str, size: int) -> None:
+    """Bit for bit: the wrapper sends nothing any more."""
+    forms = ("closure", "blocks", "micro-batches")
+    if method == "NoisyKFAC":
+        forms = ("closure", "blocks")
+    plain = together(size, jobs.wrapped, False, method, WRAPPED[method], forms)
+    for own, other in zip(
+        plain, together(size, jobs.wrapped, True, method, WRAPPED[method], forms), strict=True
+    ):
+        for one, two in zip(own, other, strict=True):
+            assert two["losses"] == one["losses"]
+            for what in ("mean", "variance"):
+                for name, value in one[what].items():
+                    assert np.array_equal(two[what][name], value), name
+
+
+def test_wrappers_that_are_refused() -> None:
+    for static, parallel in together(2, jobs.unwrapped):
+        assert re.match("UnsupportedOperation: .*static_graph=True.*model.module", static)
+        assert re.match("UnsupportedOperation: .*DataParallel.*model.module", parallel)
+
+
+def test_the_example_gives_the_same_on_any_number_of_ranks() -> None:
+    two, four = together(2, jobs.example), together(4, jobs.example)
+    assert two[0] == two[1] == pytest.approx(four[0], rel=1e-3)

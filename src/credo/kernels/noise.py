@@ -124,7 +124,9 @@ def sample_all_(
     begins = [0] * len(weights) if starts is None else starts
     _check(weights, seed, stream, indices, begins)
     with torch.no_grad():
-        _sample_otherwise(rows, backup, _Numbers(scale, number, seed, stream, indices, begins, starts is not None), offsets)
+        _sample_otherwise(
+            rows, backup, _Numbers(scale, number, seed, stream, indices, begins, starts is not None), offsets
+        )
 
 
 def pairs(scale: Numbers, shift: Numbers, count: int) -> bytes:

@@ -231,7 +231,8 @@ class BayesByBackprop(BayesianOptimizer):
             for p in group["params"]
             if p.requires_grad
         ]
-        parameters, log_variances = [p for p, _, _ in found], [own for _, _, own in found]
+        columns: Any = zip(*found, strict=True) if found else ((), (), ())
+        parameters, _, log_variances = columns
         seen = parameters
         if not self._reducer.alone:
             log_variances = self._reducer.put_together(parameters, log_variances)

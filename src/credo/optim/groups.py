@@ -22,7 +22,7 @@ from credo.optim.checkpoints import SCALE
 from credo.posterior import Posterior
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
-_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+_WRAPPERS = (nn.DataParallel,)
 _SHARDING = "FullyShardedDataParallel"  # asked by its name, since its import takes long
 
 

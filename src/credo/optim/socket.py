@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from credo.curvature.tracking import WatchedParameters
 from credo.distributed.agreement import synchronise_start
 from credo.distributed.fully_sharded import FullyShardedReducer, refuse_with_shards
+from credo.distributed.parallel import inner_module
 from credo.distributed.sharding import ElementReducer, Reducer, gathered
 from credo.distributed.shards import Shards, shards_of
 from credo.distributed.world import world
@@ -81,6 +82,7 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
         self, params: Any, defaults: dict[str, Any], settings: dict[str, Any], prior: Posterior | None = None
     ):
         """`defaults` are those of a parameter group; `settings` hold for all groups."""
+        params = inner_module(params)
         settings = settings | {name: usual for name, usual in USUAL.items() if name not in settings}
         self.settings = {n: SHARED[n](given) if n in SHARED else given for n, given in settings.items()}
         self.counters = {"step": 0, "draws": 0, "refused": 0, "refused_in_a_row": 0, "examples": 0}
