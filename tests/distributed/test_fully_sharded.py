@@ -173,7 +173,7 @@ REFUSED = {
     "supply": "UnsupportedOperation: supply",
     "capture": "UnsupportedOperation: .*DTensor",
     "predict": "UnsupportedOperation: .*DTensor",
-    "penalty": "UnsupportedOperation: parameter '0.weight'.* reaches the loss through",
+    "penalty": "(InvalidValue|UnsupportedOperation): .*0.weight.*penalt",
 }
 
 
