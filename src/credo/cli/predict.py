@@ -98,6 +98,12 @@ def read_inputs(path: Path, shape: tuple[int, ...]) -> Inputs:
         raise InvalidValue(
             f"{path} holds examples of shape {tuple(inputs.values.shape[1:])}, and the model was trained on {shape}"
         )
+    finite = inputs.values.flatten(1).isfinite().all(1)
+    if not bool(finite.all()):
+        raise InvalidValue(
+            f"{path} holds numbers that are not finite, first in example {int((~finite).nonzero()[0])} "
+            "(counted from 0): leave those examples out"
+        )
     return inputs
 
 
