@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import credo
+from credo.calibration.objectives import sharpening
 from credo.errors import InvalidType, InvalidValue
 from credo.posterior import DiagonalPosterior, KroneckerPosterior, Layer, Root
 from tests.calibration.problems import NOISE, PROBLEMS, drawn, generator, measured, mlp, options, rows
@@ -137,7 +138,10 @@ def test_the_temperature_of_a_point_is_that_of_temperature_scaling() -> None:
     low, high = 0.01, 10.0
     for _ in range(80):
         thirds = (2 * low + high) / 3, (low + 2 * high) / 3
-        left, right = (float(torch.nn.functional.cross_entropy(logits * beta, y)) for beta in thirds)
+        left, right = (
+            float(torch.nn.functional.cross_entropy(logits * beta, y)) + sharpening(1 / beta) / len(y)
+            for beta in thirds
+        )
         low, high = (low, thirds[1]) if left < right else (thirds[0], high)
     found = credo.calibrate(model, "mean", (x, y))
     assert found.temperature == pytest.approx(1 / low, rel=3e-3)
@@ -146,19 +150,25 @@ def test_the_temperature_of_a_point_is_that_of_temperature_scaling() -> None:
     assert credo.calibrate(model, certain, (x, y)).temperature == found.temperature
 
 
-def test_without_an_error_nothing_bounds_the_temperature() -> None:
-    """The NLL falls to 0 with T; it is followed as long as that is worth something, and said."""
+def test_without_an_error_the_prior_bounds_the_temperature() -> None:
+    """The NLL falls to 0 with T, and one error on other data would then cost without end."""
     model, _, x, _ = drawn("mlp")
     with torch.no_grad():
         logits = model(x)
     kept = logits.softmax(1).max(1).values > 0.6
     data = x[kept], logits.argmax(1)[kept]
-    with pytest.warns(UserWarning, match="nothing says how low the temperature"):
+    with pytest.warns(UserWarning, match="nothing but a weak prior bounds the temperature"):
         found = credo.calibrate(model, "mean", data)
-    assert found.nll_after < 1e-3
-    assert 0.01 < found.temperature < 0.5
-    halved = measured(model, "mean", *data, temperature=found.temperature / 2)
-    assert halved > found.nll_after - 1e-4
+    assert 0.05 < found.temperature < 0.5
+    assert found.nll_after < found.nll_before
+    wrong = (logits[kept].argmin(1)[:1], x[kept][:1])
+    assert measured(model, "mean", wrong[1], wrong[0], temperature=found.temperature) < 100
+    judged = [
+        measured(model, "mean", *data, temperature=factor * found.temperature)
+        + sharpening(factor * found.temperature) / len(data[1])
+        for factor in (0.99, 1.0, 1.01)
+    ]
+    assert judged[1] == min(judged)
 
 
 def test_dropout_and_ensembles_have_a_temperature() -> None:

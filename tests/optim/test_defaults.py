@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import credo
-from credo.curvature.backward_calls import is_likelihood
+from credo.curvature.backward_calls import is_discrete_likelihood
 from credo.optim.statistics import Progress
 
 SQUARES = [credo.VOGN, credo.OGN, credo.KFAC, credo.NoisyKFAC]
@@ -163,6 +163,35 @@ def test_the_noise_stays_under_an_error(method):
     assert optimizer._growth() == 1.0
 
 
+@pytest.mark.parametrize("method", [credo.VOGN, credo.IVON])
+def test_the_constant_of_a_density_changes_nothing(method):
+    """The density of an observation has units, and with them its logarithm a constant; the loss may be negative."""
+
+    def trained(constant):
+        model = network()
+        optimizer = method(model, data_size=len(X))
+        for _ in range(400):
+
+            def loss():
+                optimizer.zero_grad()
+                z = model(X)
+                found = F.gaussian_nll_loss(z[:, 0], Y.double(), (z[:, 1] - 3).exp()) + constant
+                found.backward()
+                return found
+
+            optimizer.step(loss)
+        assert optimizer._growth() == 1.0
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    torch.testing.assert_close(trained(0.0), trained(5.0), rtol=1e-9, atol=1e-12)
+
+
+def test_a_negative_loss_is_a_density():
+    progress = followed(Progress(), 2.0, 400)
+    assert followed(progress, 0.5, 400).growth > 1.0
+    assert followed(progress, -0.5, 400).growth == 1.0
+
+
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
@@ -171,7 +200,14 @@ def test_the_noise_stays_under_an_error(method):
         (lambda z: 1e-3 * z.square().sum() + F.nll_loss(z.log_softmax(1), Y), True),
         (lambda z: F.binary_cross_entropy_with_logits(z[:, 0], (Y > 0).double()), True),
         (lambda z: F.binary_cross_entropy(z[:, 0].sigmoid(), (Y > 0).double()), True),
-        (lambda z: F.gaussian_nll_loss(z[:, 0], Y.double(), z[:, 1].exp()), True),
+        (lambda z: -z.softmax(1)[range(len(Y)), Y].log().mean(), True),
+        (lambda z: (F.softplus(z[:, 0]) - z[:, 0]).mean(), True),
+        (lambda z: -torch.distributions.Categorical(logits=z).log_prob(Y).mean(), True),
+        (lambda z: F.gaussian_nll_loss(z[:, 0], Y.double(), z[:, 1].exp()), False),
+        (lambda z: (z[:, 1] + (z[:, 0] - Y) ** 2 * (-z[:, 1]).exp()).mean() / 2, False),
+        (lambda z: -torch.distributions.Normal(z[:, 0], z[:, 1].exp()).log_prob(Y).mean(), False),
+        (lambda z: (z[:, 1] + (z[:, 0] - Y).abs() * (-z[:, 1]).exp()).mean(), False),
+        (lambda z: F.poisson_nll_loss(z[:, 0], Y.double()), False),
         (lambda z: F.mse_loss(z[:, 0], Y.double()), False),
         (lambda z: F.mse_loss(F.softplus(z[:, 0]), Y.double()), False),
         (lambda z: F.l1_loss(z[:, 0], Y.double()), False),
@@ -180,7 +216,7 @@ def test_the_noise_stays_under_an_error(method):
     ],
 )
 def test_what_is_a_likelihood(loss, expected):
-    assert is_likelihood([loss(network()(X))]) == expected
+    assert is_discrete_likelihood([loss(network()(X))]) == expected
 
 
 @pytest.mark.parametrize("method", METHODS)

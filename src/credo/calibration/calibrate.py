@@ -38,7 +38,7 @@ Fit: TypeAlias = Literal["both", "scale", "temperature", "noise"]
 GAIN = 1e-6  # nats, relative to 1 + |NLL|: smaller differences are rounding, and change nothing
 WORTH = 1e-4  # nats: towards scale zero, and T zero or infinity, the NLL is flat; what gains less is not worth going on
 NO_ERRORS = (
-    1e-3  # nats: a mean NLL below is that of examples which are all predicted right, and nearly certainly
+    0.02  # nats: a mean NLL below is that of examples which are all predicted right, and nearly certainly
 )
 SCALES = Grid(step=math.log(2), steps=8, most=20, tolerance=math.log(1.02))
 SHARPNESS = Grid(step=math.log(2), steps=3, most=14, tolerance=math.log(1.002))
@@ -124,9 +124,8 @@ def calibrate(
     regression = isinstance(likelihood, Gaussian)
     if not regression and sharpness_too and best.nll < NO_ERRORS and best.value < before.value:
         warnings.warn(
-            f"every validation example is predicted right, so nothing says how low the temperature may be: "
-            f"{best.value:.3g} makes the first error on other data cost far too much. Give more validation data, or "
-            "keep the temperature at 1",
+            f"every validation example is predicted right, so nothing but a weak prior bounds the temperature: "
+            f"{best.value:.3g}. Give more validation data, or keep the temperature at 1",
             stacklevel=2,
         )
     return Calibration(
@@ -214,8 +213,13 @@ class _Search:
         objective = self._first if scale == 1.0 else self._answered(candidate)
         if start is None:
             return Fitted(objective.nll(given), scale, given)
-        x, nll = minimise(lambda x: objective.nll(start * math.exp(x)), SHARPNESS, WORTH)
-        return Fitted(nll, scale, start * math.exp(x))
+
+        def judged(x: float) -> float:
+            value = start * math.exp(x)
+            return objective.nll(value) + objective.prior(value)
+
+        value = start * math.exp(minimise(judged, SHARPNESS, WORTH)[0])
+        return Fitted(objective.nll(value), scale, value)
 
     def _corrects(self) -> bool:
         """The members of an ensemble are all there are: nothing was sampled."""

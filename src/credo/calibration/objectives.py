@@ -30,11 +30,28 @@ class Objective(Protocol):
     def nll(self, value: float) -> float:
         """The mean validation NLL in nats, at this temperature or multiple of the noise."""
 
+    def prior(self, value: float) -> float:
+        """What is added to the NLL while the value is fitted: minus its log density, for each example."""
+
     def mean_square(self) -> float:
         """Of the errors: where to look for a noise when none was given."""
 
 
+def sharpening(temperature: float) -> float:
+    """Minus the log density of a temperature below 1: log-normal, with σ = 1; above 1 it is flat.
+
+    A few dozen validation examples cannot tell that a network is never wrong: the NLL alone falls with T down to 0,
+    and the first error on other data then costs without end.
+    """
+    return 0.5 * min(math.log(temperature), 0.0) ** 2
+
+
 class OfLogits:
+    count = 0  # predictions that are judged
+
+    def prior(self, value: float) -> float:
+        return sharpening(value) / max(self.count, 1)
+
     def mean_square(self) -> float:
         return 1.0  # a temperature is always given
 
@@ -60,15 +77,15 @@ class OfClasses(OfLogits):
         logits = wide(answers[0])  # (C, M, …, K)
         _, classes, kept = class_rows(logits[0], targets, self._ignore_index)
         rows = logits.reshape(len(logits), -1, logits.shape[-1])[:, kept]
+        self.count += rows.shape[1]
         self._kept.append((rows, rows.gather(2, classes.expand(len(rows), -1).unsqueeze(2)).squeeze(2)))
 
     def nll(self, value: float) -> float:
-        total, count = 0.0, 0
+        total = 0.0
         for rows, own in self._kept:
             log_p = tempered(own, value) - tempered(rows, value).logsumexp(-1)  # (C, N)
             total += float(each_nll(log_p, self._unbiased).double().sum())
-            count += own.shape[1]
-        return total / _some(count)
+        return total / _some(self.count)
 
 
 class OfLabels(OfLogits):
@@ -82,13 +99,13 @@ class OfLabels(OfLogits):
         logits = wide(answers[0])  # (C, M, …)
         signs = 2 * label_targets(logits[0], targets) - 1
         self._kept.append((logits * signs).flatten(1))  # sigmoid(−z) = 1 − sigmoid(z)
+        self.count += self._kept[-1].shape[1]
 
     def nll(self, value: float) -> float:
-        total, count = 0.0, 0
+        total = 0.0
         for signed in self._kept:
             total += float(each_nll(F.logsigmoid(tempered(signed, value)), self._unbiased).double().sum())
-            count += signed.shape[1]
-        return total / _some(count)
+        return total / _some(self.count)
 
 
 class OfValues:
@@ -128,6 +145,9 @@ class OfValues:
         q = 2 * share.square() / (count - 1)
         plain = each_gaussian_nll(errors / (1 + q).sqrt(), variance)
         return float((plain - 0.5 * share / (count * (1 + q)) + q / 4).mean())
+
+    def prior(self, value: float) -> float:
+        return 0.0
 
     def mean_square(self) -> float:
         errors = torch.cat([errors.flatten() for errors, _, _ in self._kept])

@@ -158,42 +158,48 @@ def added_loss(before: Tensor | None, call: EngineCall) -> Tensor | None:
 
 
 # ────────────────────────────────────────
-# Whether a loss is a log-likelihood, with its scale, or an error whose scale is left open; read from its graph.
+# Whether a loss is the negative log-probability of discrete targets; read from its graph.
 #
-# A cross-entropy is minus the log-probability of the targets. A squared error is so only up to the unknown variance of
-# the observations: the loss alone does not say how sure the data are. Between the loss and what decides there are
-# means, sums, masks and factors, so that a few operations from the root on are enough.
+# Such a loss has a natural zero: every target predicted with certainty. A squared error leaves the variance of the
+# observations open, and the loss alone does not say how sure the data are. A density (a Gaussian with a variance of
+# its own, a Poisson rate) has a loss with an arbitrary constant, which may be negative. Between the loss and what
+# decides there are means, sums, masks and factors, so that a few operations from the root on are enough.
 
-LIKELIHOODS = (
+DISCRETE = (
     "NllLoss",
     "LogSoftmax",
     "Logsumexp",
     "BinaryCrossEntropy",
     "BinaryCrossEntropyWithLogits",
     "LogSigmoid",
-    "Softplus",
     "KlDiv",
     "CtcLoss",
-    "Log",
-    "Exp",
 )
+PROBABILITIES = (
+    "Log",
+    "Log1P",
+    "Softplus",
+)  # of a discrete target by hand, unless a squared error stands beside it
 ERRORS = ("MseLoss", "Pow", "SmoothL1Loss", "HuberLoss", "Abs", "L1Loss", "Norm", "LinalgVectorNorm")
 FARTHEST = 24  # operations looked at
 
 
-def is_likelihood(roots: Sequence[Tensor]) -> bool:
-    """Whether a way from the loss meets a likelihood before it meets an error; a penalty beside it changes nothing."""
+def is_discrete_likelihood(roots: Sequence[Tensor]) -> bool:
+    """Whether a way from the loss meets the likelihood of a class or label; a penalty beside it changes nothing."""
     waiting: deque[Any] = deque(root.grad_fn for root in roots if root.grad_fn is not None)
+    probability = error = False
     for _ in range(FARTHEST):
         if not waiting:
-            return False
+            break
         node = waiting.popleft()
         name = node.name().removesuffix("0").removesuffix("Backward").rstrip("0123456789D")
-        if name in LIKELIHOODS:
+        if name in DISCRETE:
             return True
-        if name not in ERRORS:
+        error |= name in ERRORS
+        probability |= name in PROBABILITIES
+        if name not in ERRORS and name not in PROBABILITIES:
             waiting.extend(following for following, _ in node.next_functions if following is not None)
-    return False
+    return probability and not error
 
 
 # ────────────────────────────────────────

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from credo.curvature.accumulate import SquareAccumulator, Watched
 from credo.curvature.audit import audit
-from credo.curvature.backward_calls import ENGINE_CALLS, added_loss, is_likelihood, read_engine_call
+from credo.curvature.backward_calls import ENGINE_CALLS, added_loss, is_discrete_likelihood, read_engine_call
 from credo.curvature.loss_factor import Irregular
 from credo.curvature.rule import MERGE_NODES, Operation, examples_second
 from credo.curvature.rules import Generic, rule_for
@@ -357,7 +357,7 @@ class Interception(TorchFunctionMode):
         if outer is not None:  # a re-entrant checkpoint's own backward: its uses belong to the outer pass
             new.join(outer)
         else:
-            accumulator.likelihood = is_likelihood(call.roots)
+            accumulator.likelihood = is_discrete_likelihood(call.roots)
             accumulator.loss = added_loss(accumulator.loss, call)
         if fills and self._before_backward is not None:
             self._before_backward(new.counted)

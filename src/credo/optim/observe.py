@@ -16,7 +16,7 @@ from credo.curvature.backward_calls import (
     ENGINE_CALLS,
     EngineCall,
     added_loss,
-    is_likelihood,
+    is_discrete_likelihood,
     read_engine_call,
     refuse_other_reduction,
     takes_mean,
@@ -133,7 +133,7 @@ class ForwardObserver(TorchFunctionMode, ABC):
             if self._whole not in (-1, self.forward_number):
                 self._refuse_several_means()
             self._whole = self.forward_number
-        self.likelihood = is_likelihood(call.roots)
+        self.likelihood = is_discrete_likelihood(call.roots)
         if self._subjects.before_backward is not None:
             self._subjects.before_backward(examples if self.counted else -1)
         self._going_back = True

@@ -14,8 +14,9 @@ u is v, but for matrices that start small (adapters at zero, weights of 0.02 wha
 is at least 0.8/(3·inputs) of the tensor, about what torch gives a layer.
 
 G grows while the training loss is well below what it was when the examples had been seen a few times (`Progress`), if
-the loss is a likelihood (cross-entropy and the like). A squared error leaves the variance of the observations open,
-and noise in the weights adds to it: there G stays 1.
+the loss is that of classes or labels (cross-entropy and the like), which has a natural zero. A squared error leaves the
+variance of the observations open, and noise in the weights adds to it. The logarithm of a density (a Gaussian with a
+variance of its own, a Poisson rate) has an arbitrary constant, so that a share of it means nothing. There G stays 1.
 """
 
 import math

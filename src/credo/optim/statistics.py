@@ -57,7 +57,7 @@ class StepStatistics(ABC):
     gradient_unit: float = 1.0  # ĝ = unit · `.grad`: undoes samples, under a sum examples, and the loss scale
     share: float = 1.0  # of a mean that all losses together were, where `.grad` has been made whole
     weight: float = 1.0  # w of a new iterate in the mean, where that is an average
-    likelihood: bool = False  # whether the loss was a log-likelihood
+    likelihood: bool = False  # whether the loss was the negative log-probability of discrete targets
     losses: tuple[Tensor, ...] = ()  # of the samples, as far as they were single numbers
     vectorized: bool = False  # all samples of the step at once, under a mean loss
     factors: tuple[Factor, ...] = ()  # of the last loss, if it was a mean and one backward pass a block
@@ -432,6 +432,9 @@ class Progress:
         self.mean += max(1 / self.losses, share, SLOWEST) * (loss - self.mean)
         if self.losses <= FIRST:
             self.first += (loss - self.first) / self.losses
+            return
+        if self.mean < 0:  # a density after all, whose logarithm has an arbitrary constant
+            self.growth = 1.0
             return
         if self.seen is None and self.losses >= SEEN_STEPS and self.passes >= SEEN_PASSES:
             self.seen = self.mean
