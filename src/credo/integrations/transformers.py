@@ -224,7 +224,7 @@ class VariationalTrainerMixin:
             return above.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         own: Any = self
         generates = bool(getattr(own.args, "predict_with_generate", False))
-        step = partial(transformers.Trainer.prediction_step, own) if generates else above.prediction_step
+        step: Any = partial(transformers.Trainer.prediction_step, own) if generates else above.prediction_step
         total: Tensor | None = None
         labels = None
         for sample in self._draws:
