@@ -230,8 +230,9 @@ class VariationalTrainerMixin:
         for sample in self._draws:
             with loaded(own.model, sample):
                 _, logits, labels = step(model, dict(inputs), False, ignore_keys)
-            if not isinstance(logits, Tensor):
+            if isinstance(logits, tuple | list):
                 logits = logits[0]
+            assert isinstance(logits, Tensor)
             log_probs = wide(logits).log_softmax(-1)
             total = log_probs if total is None else torch.logaddexp(total, log_probs)
         assert total is not None
