@@ -9,6 +9,7 @@ from typing import Any
 from credo.errors import IntegrityError, InvalidValue
 from credo.experiments.records import RecordLine, read_record, record_path
 from credo.experiments.results import Result
+from credo.metrics import average_accuracies
 
 SCALED = (
     "nll",
@@ -29,11 +30,11 @@ class StoredResult(Result):
         """As of a run folder, as far as a record has them."""
         head = {name: value for name, value in self.lines[0].items() if name != "kind"}
         curve = next((line["as_trained"] for line in self.lines if line["kind"] == "calibration"), None)
-        return {**head, "metrics": dict(self.metrics), "curve": curve, **self._final("matrix")}
-
-    def _final(self, *names: str) -> dict[str, Any]:
-        final = next(line for line in self.lines if line["kind"] == "final")
-        return {name: final[name] for name in names if name in final}
+        found = {**head, "metrics": dict(self.metrics), "curve": curve}
+        matrix = next(line for line in self.lines if line["kind"] == "final").get("matrix")
+        if matrix is not None:
+            found |= {"matrix": matrix, "average_accuracies": average_accuracies(matrix)}
+        return found
 
 
 def load_records(folder: str | PathLike[str]) -> list[StoredResult]:
