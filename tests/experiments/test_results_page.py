@@ -189,6 +189,41 @@ def test_uci_is_a_table_of_data_sets(tmp_path: Path) -> None:
     assert "| yacht | 3.00 ± 0.58 (3) | **2.00 ± 0.58** (3) | 1.63 | 1.25 | 1.18 | 2.01 |" in page
 
 
+def test_streams_of_tasks_have_a_table_and_a_figure(tmp_path: Path) -> None:
+    """Their records have no curves: the figure is made from the matrix of accuracies."""
+    for row, matrix in (("vogn", [[0.99], [0.97, 0.95]]), ("ewc", [[0.98], [0.90, 0.96]])):
+        path = record_path(tmp_path / "results", "split-mnist", "cpu", row, 0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scores = {
+            "average_accuracy": sum(matrix[-1]) / 2,
+            "forgetting": matrix[0][0] - matrix[1][0],
+            "backward_transfer": matrix[1][0] - matrix[0][0],
+            "seconds": 2.0,
+            "epochs_per_task": 5,
+        }
+        head = {
+            "kind": "run",
+            "format": 1,
+            "recipe": "split-mnist",
+            "row": row,
+            "size": "cpu",
+            "seed": 0,
+            "training": {"method": row, "tasks": 2, "epochs": 5},
+            "commit": "0" * 40,
+            "machine": {},
+        }
+        lines = [head, {"kind": "final", "as_trained": scores, "matrix": matrix}]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_page(tmp_path / "results", tmp_path / "docs" / "results.md")
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert "| VOGN | credo 1 seed | **96.0** |" in page
+    assert "| EWC | credo 1 seed | 93.0 |" in page
+    pictures = re.findall(r"\]\((figures/results/split-mnist[^)]*)\)", page)
+    assert pictures
+    assert all((tmp_path / "docs" / picture).exists() for picture in pictures)
+    assert load_records(tmp_path / "results")[1].facts["average_accuracies"] == pytest.approx([0.99, 0.96])
+
+
 def test_the_page_in_the_repository_is_what_its_records_give() -> None:
     found = load_records(ROOT / "results")
     if not found:
