@@ -22,6 +22,6 @@ def test_lightning_with_two_processes_is_a_plain_loop():
         timeout=600,
         check=False,
     )
-    found = re.findall(r"difference (\d) (\S+)", done.stdout)
+    found = re.findall(r"difference (\d) ([\d.]+(?:e-\d+)?)", done.stdout)
     assert [sum(rank == own for rank, _ in found) for own in "01"] == [3, 3], done.stderr[-3000:]
     assert all(float(difference) < 1e-10 for _, difference in found)
