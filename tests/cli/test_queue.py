@@ -140,6 +140,8 @@ def damage_log(base: Path, row: str, seed: int) -> None:
 
 
 def file_in_the_way(base: Path, row: str, seed: int) -> None:
+    """Of a run that is not stored yet; else its folder is not looked at."""
+    record(base, row, seed).unlink()
     folder = run_folder(base, row, seed)
     shutil.rmtree(folder)
     folder.write_text("not a folder")
@@ -182,6 +184,7 @@ def test_trouble_with_one_run_is_told_and_the_queue_goes_on(copy: Path) -> None:
 def test_a_full_disk_fails_its_runs_and_no_other(copy: Path) -> None:
     for row, seed in (("vogn", 0), ("vogn", 1), ("adam", 0)):
         shutil.rmtree(run_folder(copy, row, seed))
+        record(copy, row, seed).unlink()
     found = harness("run", copy, "vogn")
     assert found.returncode == FAILED
     assert found.stderr.count("No space left on device") >= 2
