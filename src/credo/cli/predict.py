@@ -158,6 +158,8 @@ def _array(path: Path) -> Inputs:
 
 def _npy(path: Path) -> Tensor:
     try:
+        if path.read_bytes()[:6] != b"\x93NUMPY":
+            raise ValueError("it does not begin as one")
         array = numpy.load(path, allow_pickle=False)
         if not isinstance(array, numpy.ndarray) or array.dtype.kind not in "fiub":
             raise ValueError("not an array of numbers")

@@ -80,7 +80,10 @@ def show_recipes(name: str | None) -> int:
 
 
 def _all(console: Console) -> None:
-    table = Table("recipe", "what it is", "rows", "sizes", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("recipe", no_wrap=True)  # to be copied
+    for name in ("what it is", "rows", "sizes"):
+        table.add_column(name)
     for entry in RECIPES.values():
         table.add_row(entry.name, escape(entry.title), str(len(entry.rows)), " ".join(_sizes(entry)))
     console.print(table)

@@ -50,6 +50,8 @@ class TomlFile:
         self.path = path
         try:
             self.text = path.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"there is no file {path}; {kind} is a TOML file") from error
         except UnicodeDecodeError as error:
             raise InvalidValue(f"{path}: {kind} is a TOML text in UTF-8; this is not: {error}.") from error
         self.tables = self._parsed(kind, needs)

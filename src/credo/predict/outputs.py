@@ -95,8 +95,10 @@ def _tensor(output: object) -> Tensor:
         output = output["logits"]
     output = getattr(output, "logits", output)
     if not isinstance(output, Tensor):
+        pair = isinstance(output, tuple) and len(output) == 2
+        hint = "; for (mean, log_variance): task='regression', noise='model'" if pair else ""
         raise InvalidType(
-            f"the model returned {type(output).__name__}; it must return a tensor, or something with .logits"
+            f"the model returned {type(output).__name__}; it must return a tensor, or something with .logits{hint}"
         )
     if not output.is_floating_point():
         raise InvalidType(
