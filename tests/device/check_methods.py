@@ -49,7 +49,8 @@ CASES = [case for case in CASES if case[0] != "NoisyKFAC" or case[1] == "pi"]
 def numbers_of_the_device() -> Iterator[None]:
     """On the CPU: samples as on the device."""
 
-    def sample(rows, scale, shift, seed, stream, indices):
+    def sample(rows, scale, shift, seed, stream, indices, starts):
+        assert not any(starts)  # no piece of a longer tensor is drawn on the device by this function
         weights, means, curvatures, *shifts = rows
         count = len(weights)
         scales, numbers = noise.tensors.each(scale, count), noise.tensors.each(shift, count)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -30,11 +31,14 @@ def run(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
 
 @installed
 @pytest.mark.parametrize("name", ["lists", "sums", "normalisation", "steps"])
-def test_in_the_interpreter(name):
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/kernels/interpreted/{name}.py"]
-    found = run(words, TRITON_INTERPRET="1", CREDO_KERNELS="")
+def test_in_the_interpreter(name, tmp_path):
+    report = tmp_path / "report.xml"
+    words = ["-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    found = run([*words, f"tests/kernels/interpreted/{name}.py"], TRITON_INTERPRET="1", CREDO_KERNELS="")
     assert found.returncode == 0, found.stdout[-5000:] + found.stderr[-2000:]
-    assert " passed" in found.stdout
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    assert cases
+    assert not [case.get("name") for case in cases if len(case)]  # failed, broken or skipped
 
 
 LAUNCHES = """

@@ -3,6 +3,9 @@
 All of a list stands in one table of int64, a column for each tensor: the first block, the number of elements, then
 what the program needs (the index of its noise), then the addresses, row after row. Numbers stand in a table of
 float64. So seeds, steps and addresses never make a new program.
+
+Where a function depends on the type it does so by `x if … else y`: Triton also compiles what stands after
+`if …: return x`, and refuses `div_rn` and `sqrt_rn` of float64 there.
 """
 
 import triton
@@ -34,16 +37,12 @@ def _number(numbers, which, column, EACH: tl.constexpr, T: tl.constexpr):
 @triton.jit
 def _divided(a, b, T: tl.constexpr):
     """Correctly rounded: `/` of float32 is not."""
-    if tl.float64 == T:
-        return a / b
-    return tl.div_rn(a, b)
+    return a / b if tl.float64 == T else tl.div_rn(a, b)
 
 
 @triton.jit
 def _root(x, T: tl.constexpr):
-    if tl.float64 == T:
-        return tl.sqrt(x)
-    return tl.sqrt_rn(x)
+    return tl.sqrt(x) if tl.float64 == T else tl.sqrt_rn(x)
 
 
 # ------------------------------------------------------------------------------------------------ noise
@@ -148,9 +147,7 @@ def _normal(position, index, seed_low, seed_high, stream_low, stream_high, T: tl
     """ε at the positions, the numbers of `gaussian.h` and `philox.py`."""
     x, y, z, w, lane = _lane_words(position, index, seed_low, seed_high, stream_low, stream_high, T)
     second = (position // 32) % 2 == 1
-    if tl.float64 == T:
-        return _double(x, y, z, w, second)
-    return _single(x, y, z, w, lane, second)
+    return _double(x, y, z, w, second) if tl.float64 == T else _single(x, y, z, w, lane, second)
 
 
 KEY = ["seed_low", "seed_high", "stream_low", "stream_high", "count"]
