@@ -322,8 +322,10 @@ def test_the_picture_names_files_that_exist() -> None:
     assert [name for name in sorted(named) if not (PACKAGE / name).exists()] == []
 
 
-def test_the_picture_has_every_file_of_the_engine_and_the_methods() -> None:
-    for part, heading in (("curvature", "The files of the engine"), ("optim", "The files of the methods")):
+def test_the_picture_has_every_file_of_the_engine_the_methods_and_the_ranks() -> None:
+    headings = {"curvature": "engine", "optim": "methods", "distributed": "ranks"}
+    for part, whose in headings.items():
+        heading = f"The files of the {whose}"
         there = {path.name for path in (PACKAGE / part).glob("*.py")} - {"__init__.py"}
         named = {row.strip("`") for row in table(heading)}
         assert named == there | ({"rules/"} if part == "curvature" else set())

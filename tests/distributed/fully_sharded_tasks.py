@@ -1,138 +1,16 @@
 """What the ranks do with models under `fully_shard`. Results are numpy arrays and numbers, for any process to read."""
 
 import contextlib
-import os
-import signal
-import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import credo
 from tests.distributed import tasks
-
-STEPS = 3
-SHARES = ("equal", "unequal")
-Batch = tuple[Tensor, Tensor]
-
-
-class Tied(nn.Module):
-    """A language model: the embedding is the weight of the last layer too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.norm = nn.Embedding(7, 4), nn.RMSNorm(4)
-        self.mix, self.head = nn.Linear(4, 4), nn.Linear(4, 7)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden: Tensor = self.embed(tokens)
-        return self.head(self.norm(hidden + torch.tanh(self.mix(hidden)))).transpose(1, 2)
-
-
-class Merging(nn.Module):
-    """Positions become rows outside of the layer that is sharded by itself; they are no examples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.first(x))
-        return self.second(hidden.reshape(-1, 6)).view(len(x), -1, 3).transpose(1, 2)
-
-
-def _built(make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        return make().double()
-
-
-def derived() -> nn.Module:
-    """Weights that are computed from parameters, and a last layer of one row: three of four ranks have none of it."""
-    first = nn.utils.parametrizations.weight_norm(nn.Linear(8, 5))
-    return nn.Sequential(
-        nn.Flatten(), first, nn.Tanh(), nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1, bias=False)
-    )
-
-
-def images(channels: int = 3) -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(1, channels, 2), nn.GroupNorm(1, channels), nn.ReLU()),
-        *(nn.Conv2d(channels, 5, 2), nn.Flatten(), nn.Linear(5, 3)),
-    )
-
-
-def with_statistics() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(8, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
-
-
-def _tokens(generator: torch.Generator) -> Batch:
-    tokens = torch.randint(7, (tasks.EXAMPLES, 5), generator=generator)
-    return tokens[:, :-1], tokens[:, 1:]
-
-
-def _rows(generator: torch.Generator) -> Batch:
-    x = torch.randn(tasks.EXAMPLES, 2, 4, generator=generator, dtype=torch.float64)
-    return x, torch.randint(3, (tasks.EXAMPLES,), generator=generator)
-
-
-def _pictures(generator: torch.Generator) -> Batch:
-    x = torch.randn(tasks.EXAMPLES, 1, 3, 3, generator=generator, dtype=torch.float64)
-    return x, torch.randint(3, (tasks.EXAMPLES,), generator=generator)
-
-
-def _numbers(generator: torch.Generator) -> Batch:
-    x, y = _rows(generator)
-    return x, y.double()
-
-
-def _positions(generator: torch.Generator) -> Batch:
-    x, _ = _rows(generator)
-    return x, torch.randint(3, (tasks.EXAMPLES, 2), generator=generator)
-
-
-def of_squares(z: Tensor, y: Tensor, reduction: str) -> Tensor:
-    return F.mse_loss(z[:, 0], y, reduction=reduction)
-
-
-class Problem(NamedTuple):
-    make: Callable[[], nn.Module]
-    batch: Callable[[torch.Generator], Batch]
-    apart: tuple[str, ...]  # the layers that are gathered one after the other; all others are with the root
-    loss: Callable[..., Tensor] = F.cross_entropy
-
-
-PROBLEMS = {
-    "layers": Problem(tasks.network, _rows, ("0", "2", "4", "5")),
-    "all at once": Problem(tasks.network, _rows, ()),
-    "tied": Problem(Tied, _tokens, ("mix",)),
-    "derived": Problem(derived, _numbers, ("1", "5"), of_squares),
-    "images": Problem(images, _pictures, ("0", "3", "5")),
-    "merging": Problem(Merging, _positions, ("second",)),
-    "statistics": Problem(with_statistics, _rows, ("1", "2")),
-}
-
-
-def model_of(problem: str, sharded: bool) -> nn.Module:
-    model = _built(PROBLEMS[problem].make)
-    if sharded:
-        from torch.distributed.fsdp import fully_shard
-
-        for name in PROBLEMS[problem].apart:
-            fully_shard(model.get_submodule(name), reshard_after_forward=True)
-        fully_shard(model)
-    return model
-
-
-def batches(problem: str, steps: int = STEPS) -> list[Batch]:
-    generator = torch.Generator().manual_seed(7)
-    return [PROBLEMS[problem].batch(generator) for _ in range(steps)]
+from tests.distributed.fully_sharded_models import PROBLEMS, Batch, batches, model_of, whole
 
 
 def step(optimizer: Any, model: nn.Module, batch: Batch, problem: str, form: str) -> float | None:
@@ -170,6 +48,7 @@ def described(optimizer: Any, losses: list[float | None]) -> dict[str, Any]:
         if hasattr(optimizer, "curvature")
         else {},
         "losses": losses,
+        "buffers": {name: value.numpy() for name, value in posterior.buffers.items()},
         "counters": dict(optimizer.counters),
     }
 
@@ -238,10 +117,6 @@ def run(
         "optimizer": arrays(optimizer.state_dict()),
         "model": arrays({name: whole(value) for name, value in model.state_dict().items()}),
     }
-
-
-def whole(value: Any) -> Tensor:
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def load(model: nn.Module, state: dict[str, Tensor]) -> None:
@@ -398,94 +273,6 @@ def _memory(method: str, sharded: bool) -> tuple[int, int]:
     return sum(t.numel() for t in tensors_of if t.dim()), sum(p.numel() for p in model.parameters())
 
 
-# ────────────────────────────────────────
-# What is refused, and ranks that die.
-
-
-def said(action: Callable[[], Any]) -> str:
-    try:
-        action()
-    except credo.errors.CredoError as error:
-        return f"{type(error).__name__}: {error}"
-    return "done"
-
-
-def refusals(rank: int, size: int) -> dict[str, str]:
-    import copy
-
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-    from torch.distributed.tensor import Shard
-
-    def sharded(**options: Any) -> nn.Module:
-        return fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), **options)
-
-    def partly() -> nn.Module:
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        fully_shard(model[0])
-        return model
-
-    def built(method: str = "VOGN", **options: Any) -> Any:
-        return getattr(credo, method)(sharded(), data_size=10, **options)
-
-    model = sharded()
-    optimizer = credo.VOGN(model, data_size=10)
-    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    actions: dict[str, Callable[[], Any]] = {
-        "KFAC": lambda: built("KFAC"),
-        "NoisyKFAC": lambda: built("NoisyKFAC"),
-        "vectorized": lambda: built(mc_samples=2, vectorized=True),
-        "mc_slices": lambda: built(mc_slices=2),
-        "mc_groups": lambda: built(mc_groups=1),
-        "parameters": lambda: credo.VOGN(model.parameters(), data_size=10),
-        "partly": lambda: credo.VOGN(partly(), data_size=10),
-        "mixed precision": lambda: credo.VOGN(sharded(mp_policy=half), data_size=10),
-        "offload": lambda: credo.VOGN(
-            sharded(offload_policy=CPUOffloadPolicy(pin_memory=False)), data_size=10
-        ),
-        "columns": lambda: credo.VOGN(sharded(shard_placement_fn=lambda p: Shard(p.dim() - 1)), data_size=10),
-        "copy": lambda: copy.deepcopy(optimizer),
-        "supply": lambda: optimizer.supply({}, 3),
-        "capture": lambda: credo.capture(model),
-        "predict": lambda: credo.predict(model, optimizer.posterior(), torch.ones(2, 4)),
-        "penalty": lambda: optimizer.step(lambda: _with_penalty(optimizer, model)),
-    }
-    return {name: said(action) for name, action in actions.items()}
-
-
-def _with_penalty(optimizer: Any, model: nn.Module) -> Tensor:
-    optimizer.zero_grad()
-    loss = model(torch.ones(3, 4)).square().mean()
-    penalty = sum(whole(p.square().sum()) for p in model.parameters())
-    (loss + penalty).backward()
-    return loss
-
-
-def without_examples(rank: int, size: int) -> str:
-    model = model_of("all at once", True)
-    optimizer = tasks.optimizer_of("VOGN", model)
-    x, y = batches("all at once")[0]
-    own = slice(0, len(x) if rank == 0 else 0)
-    return said(lambda: step(optimizer, model, (x[own], y[own]), "all at once", "closure"))
-
-
-def fault(rank: int, size: int, method: str, when: str) -> dict[str, Any]:
-    """A step, then the last rank dies: before its forward pass, or in it."""
-    model: Any = model_of("layers", True)
-    optimizer = tasks.optimizer_of(method, model)
-    (x, y), other = batches("layers")[:2]
-    step(optimizer, model, (x, y), "layers", "closure")
-    before = [p.to_local().detach().clone() for p in model.parameters()]
-    if rank == size - 1:
-        if when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        model[3].register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    start = time.perf_counter()
-    ended = said(lambda: step(optimizer, model, other, "layers", "closure"))
-    seconds = time.perf_counter() - start
-    same = [torch.equal(p.to_local(), b) for p, b in zip(model.parameters(), before, strict=True)]
-    return {"ended": ended, "seconds": seconds, "mean in place": all(same)}
-
-
 def example(rank: int, size: int) -> list[float]:
     from examples import fully_sharded
 
@@ -514,11 +301,3 @@ def wrapped(
                 losses.append(tasks.STEP_BY[form](optimizer, outer, x[own], y[own]))
             found.append(described(optimizer, losses))
     return found
-
-
-def unwrapped(rank: int, size: int) -> list[str]:
-    outer = nn.parallel.DistributedDataParallel(nn.Linear(2, 2), static_graph=True)
-    return [
-        said(lambda: credo.VOGN(outer, data_size=10)),
-        said(lambda: credo.VOGN(nn.DataParallel(nn.Linear(2, 2)), data_size=10)),
-    ]

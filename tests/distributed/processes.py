@@ -22,6 +22,7 @@ PRELOADED = [
     "torch.distributed.fsdp",
     "tests.distributed.tasks",
     "tests.distributed.fully_sharded_tasks",
+    "tests.distributed.fully_sharded_refusals",
     "tests.distributed.sharded_tasks",
     "tests.distributed.exchanges",
     "tests.experiments.ranked",

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.distributed import fully_sharded_models as models
+from tests.distributed import fully_sharded_refusals as refused
 from tests.distributed import fully_sharded_tasks as jobs
 from tests.distributed.crews import together
 from tests.distributed.processes import RankFailed, on_ranks
@@ -33,7 +35,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 FORMS = ("closure", "blocks")
-ALL = [*jobs.PROBLEMS]
+ALL = [*models.PROBLEMS]
 
 
 def difference(a: dict[str, Any], b: dict[str, Any]) -> float:
@@ -48,7 +50,7 @@ def difference(a: dict[str, Any], b: dict[str, Any]) -> float:
 
 def cases(name: str, size: int) -> list[tuple[Any, ...]]:
     """Every problem but those whose numbers are of each rank's own share; the first in all ways."""
-    own, kinds = METHODS[name], jobs.SHARES if size > 1 else ("equal",)
+    own, kinds = METHODS[name], models.SHARES if size > 1 else ("equal",)
     many = [(*own, "layers", form, kind) for form in (*FORMS, "micro-batches") for kind in kinds]
     usual = [p for p in ALL if p not in ("layers", "statistics")]
     if "given" in name:
@@ -90,10 +92,14 @@ def test_noise_on_outputs_equals_as_many_plain_processes(size: int) -> None:
         todo.append((method, SHARED, "statistics", "closure", "unequal"))
     plain = together(size, jobs.train_all, False, todo)
     sharded = together(size, jobs.train_all, True, todo)
-    for case, one, other in zip(todo, plain[0], sharded[0], strict=True):
-        assert difference(other, one) < 1e-10, case
-        if case[3] == "closure":
-            assert other["losses"] == pytest.approx(one["losses"], rel=1e-10), case
+    for case, *results in zip(todo, *plain, *sharded, strict=True):
+        for one, other in zip(results[:size], results[size:], strict=True):  # rank by rank
+            assert difference(other, one) < 1e-10, case
+            if case[3] == "closure":
+                assert other["losses"] == pytest.approx(one["losses"], rel=1e-10), case
+            assert ("2.running_mean" in one["buffers"]) == (case[2] == "statistics")
+            for name, value in one["buffers"].items():
+                assert other["buffers"][name] == pytest.approx(value, rel=1e-10), (case, name)
 
 
 AROUND: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -143,7 +149,7 @@ def test_a_run_resumes_bit_for_bit_in_any_world(method: str) -> None:
 def test_a_number_that_is_not_finite_on_one_rank_is_refused_by_all(method: str) -> None:
     first, second = together(2, jobs.not_finite, method)
     assert first["counters"]["refused"] == second["counters"]["refused"] == 1
-    assert first["counters"]["step"] == jobs.STEPS - 1
+    assert first["counters"]["step"] == models.STEPS - 1
     for name, mean in first["mean"].items():
         assert np.array_equal(second["mean"][name], mean)
         assert np.isfinite(mean).all()
@@ -173,25 +179,49 @@ REFUSED = {
     "supply": "UnsupportedOperation: supply",
     "capture": "UnsupportedOperation: .*DTensor",
     "predict": "UnsupportedOperation: .*DTensor",
+    "waiting": r"CallOrderError: the state dict is taken while 1 micro-batches wait.*pending\(\) is 0",
+    "loaded": r"CallOrderError: the state dict was saved while 1 micro-batches wait.*pending\(\) is 0",
     "penalty": "(InvalidValue|UnsupportedOperation): .*0.weight.*penalt",
 }
 
 
 def test_what_is_refused_is_named_with_the_remedy() -> None:
-    for found in together(2, jobs.refusals):
+    for found in together(2, refused.refusals):
         for name, pattern in REFUSED.items():
             assert re.match(pattern, found[name]), (name, found[name])
 
 
+@pytest.mark.parametrize("method", ["VOGN", "IVON"])
+def test_a_state_dict_while_micro_batches_wait(method: str) -> None:
+    for found in together(2, refused.saving_while_waiting, method):
+        for waiting, message in zip((1, 2), found["messages"], strict=False):
+            assert f"while {waiting} micro-batches wait" in message
+        assert found["messages"][2] == "done"
+        asked, other = found["means"]
+        for name, mean in other.items():
+            assert np.array_equal(asked[name], mean)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("form", ["closure", "losses", "blocks"])
+@pytest.mark.parametrize("method", ["VOGN", "IVON"])
+def test_a_model_that_is_sharded_after_the_optimiser_was_built(method: str, form: str, trained: bool) -> None:
+    ((late, new),) = together(1, refused.sharded_later, method, form, trained)
+    assert re.match(
+        r"CallOrderError: parameter '0\.weight' .*fully_shard .*Build the optimiser after fully_shard\(", late
+    ), late
+    assert new == "done"
+
+
 def test_a_rank_without_examples_is_an_error_of_all() -> None:
-    for message in together(2, jobs.without_examples):
+    for message in together(2, refused.without_examples):
         assert message.startswith("UnsupportedOperation: 1 of 2 ranks had no example")
 
 
 @pytest.mark.parametrize("when", ["before", "amid"])
 @pytest.mark.parametrize("method", ["VOGN", "IVON", "BayesByBackprop"])
 def test_a_rank_that_is_killed(method: str, when: str) -> None:
-    survivor, other = on_ranks(2, jobs.fault, method, when, timeout=10.0)
+    survivor, other = on_ranks(2, refused.fault, method, when, timeout=10.0)
     assert isinstance(other, RankFailed)
     assert survivor["ended"].startswith("RankLost: rank 0 has waited for the other ranks in vain")
     assert survivor["mean in place"]
@@ -226,7 +256,7 @@ def test_a_model_in_the_parallel_wrapper_is_trained_as_the_inner_one(method: str
 
 
 def test_wrappers_that_are_refused() -> None:
-    for static, parallel in together(2, jobs.unwrapped):
+    for static, parallel in together(2, refused.unwrapped):
         assert re.match("UnsupportedOperation: .*static_graph=True.*model.module", static)
         assert re.match("UnsupportedOperation: .*DataParallel.*model.module", parallel)
 

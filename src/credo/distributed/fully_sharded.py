@@ -388,6 +388,16 @@ def refuse_with_shards(method: str, elementwise: bool, settings: Mapping[str, An
             )
 
 
+def refuse_waiting(micro_batches: int, when: str = "is taken") -> None:
+    """A state dict is whole, and the sums of micro-batches are of rows, or of what one rank has seen."""
+    if micro_batches:
+        raise CallOrderError(
+            f"the state dict {when} while {micro_batches} micro-batches wait for the rest of their update. On the "
+            "parameters of fully_shard (FSDP2) each rank has their sums for its own rows alone. Save after the "
+            "update, where optimizer.pending() is 0."
+        )
+
+
 def _is_cut(name: str, value: Any) -> bool:
     """One number a weight; not the few numbers of a tensor, nor a counter."""
     return isinstance(value, Tensor) and value.dim() > 0 and name != "scale"

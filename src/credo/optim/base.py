@@ -476,6 +476,8 @@ class Block(AbstractContextManager[Observation]):
                 self._give_up(error)
             elif not own._reducer.alone:
                 own._reducer.close_block(None)
+        if examples < 1 and own._shards is None:
+            checks.refuse_sharded_since(own._module_now(), own.names, error)
         if examples > own.settings["data_size"] and not own._warned:
             checks.warn_of_small_data(examples, own.settings["data_size"])
             own._warned = True

@@ -104,6 +104,26 @@ def refuse_replaced(
         )
 
 
+def refuse_sharded_since(
+    module: nn.Module | None, names: Callable[[], dict[int, str]], error: BaseException | None
+) -> None:
+    """After a block that saw no example: whether `fully_shard` has put others in the place of these parameters."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    if kind is None or module is None or not (error is None or isinstance(error, Exception)):
+        return
+    if not any(isinstance(part, kind) for part in module.modules()):
+        return
+    known = names()
+    own = set(known.values())
+    gone = [name for name, p in module.named_parameters() if name in own and id(p) not in known]
+    if gone:
+        raise CallOrderError(
+            f"parameter {gone[0]!r} is no longer the one that the optimiser has: fully_shard (FSDP2) was called after "
+            "the optimiser was built, and has replaced the parameters. Build the optimiser after fully_shard(model), "
+            "from the model."
+        ) from error
+
+
 def refuse_thawed(frozen: Sequence[Tensor], members: Sequence[Tensor], module: nn.Module | None) -> None:
     """Parameters that were frozen when the module was given, and would stay as they are without a word."""
     thawed = {id(p) for p in frozen if p.requires_grad}.difference(map(id, members)) if frozen else ()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from credo.curvature.tracking import WatchedParameters
 from credo.distributed.agreement import synchronise_start
-from credo.distributed.fully_sharded import FullyShardedReducer, refuse_with_shards
+from credo.distributed.fully_sharded import FullyShardedReducer, refuse_waiting, refuse_with_shards
 from credo.distributed.parallel import inner_module
 from credo.distributed.sharding import ElementReducer, Reducer, gathered
 from credo.distributed.shards import Shards, shards_of
@@ -130,6 +130,8 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
     def state_dict(self) -> dict[str, Any]:
         """torch's, with credo's settings and counters; plain numbers and tensors only."""
         self._refuse_inside("save")
+        if self._shards is not None:
+            refuse_waiting(self.pending())
         saved = super().state_dict()
         own = checkpoints.own_state(type(self).__name__, self.settings, self.counters)
         return {**saved, "credo": {**own, **self._held.state(), "progress": self._progress.state()}}
@@ -141,6 +143,7 @@ class Socket(Answering, Accumulating, Diagnosed, ABC):
         checkpoints.check_state(self, type(self).__name__, self.settings, state_dict, shape_of)
         if self._shards is not None:
             refuse_with_shards(type(self).__name__, True, state_dict["credo"]["settings"])
+            refuse_waiting(state_dict["credo"].get("held", {}).get("batches", 0), "was saved")
         super().load_state_dict(state_dict)
         checkpoints.restore_dtypes(self, state_dict)
         self.settings.update(state_dict["credo"]["settings"])
