@@ -132,7 +132,8 @@ def check_optimiser(program: Program, method: str, loop: str) -> bool:
                 real[name] = real.get(name, True) & (g > 1e-9 * max(1.0, largest))
     except CredoError as error:
         if method == "BayesByBackprop" and "more than once" in str(error):
-            return False  # a batch of one hides that positions were merged, which have one sample of the weights
+            # A batch of one hides that positions were merged, which have one sample of the weights.
+            return False
         raise Failure(f"{program.describe()}: {method}: refused for single examples: {error}") from error
     tolerance = TOLERANCE
     if "KFAC" in method:
