@@ -151,9 +151,13 @@ def check_optimiser(program: Program, method: str, loop: str) -> bool:
             )
         raise Failure(f"{program.describe()}: {method}: refused for single examples: {error}") from error
     tolerance = TOLERANCE
+    sizes = [float(q.grad.abs().max()) for q in twin.parameters() if q.grad is not None]
     if "KFAC" in method:
-        sizes = [float(q.grad.abs().max()) for q in twin.parameters() if q.grad is not None]
         tolerance = max(TOLERANCE, OF_INVERSES * max(sizes, default=0.0) ** 2)
+    if (
+        method == "IVON"
+    ):  # its second step is at other weights by the rounding of the first, times the slope there
+        tolerance = TOLERANCE * max(1.0, *sizes)
     for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
         if name not in real:
             continue
