@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import credo
+from credo.curvature.torch_private import COMPILER
 
 ROOT = str(Path(credo.__file__).parent) + "/"
 STEP = 5  # factors of K-FAC are not refreshed at it
@@ -62,16 +63,14 @@ def files_of_one_step(method: str) -> list[str]:
         if event == "call" and frame.f_code.co_filename.startswith(ROOT):
             found.append(frame.f_code.co_filename.removeprefix(ROOT))
 
-    accelerate = sys.modules.pop(
-        "accelerate.state", None
-    )  # where another test has loaded it, a step asks it something
+    # Where another test has loaded these, a step asks them something.
+    loaded = {name: sys.modules.pop(name) for name in ("accelerate.state", COMPILER) if name in sys.modules}
     sys.setprofile(note)
     try:
         optimizer.step(closure)
     finally:
         sys.setprofile(None)
-        if accelerate is not None:
-            sys.modules["accelerate.state"] = accelerate
+        sys.modules.update(loaded)
     return found
 
 

@@ -1,5 +1,8 @@
 """One test for each thing taken from torch beyond its documented interface: a new version fails here by name."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -136,6 +139,21 @@ def test_nested_arguments_can_be_taken_apart_and_put_together():
 def test_compiled_modules_are_known_once_something_was_compiled():
     kind = private.compiled_module_type()
     assert kind is None or issubclass(kind, torch.nn.Module)
+
+
+def test_whether_anything_was_compiled_is_known():
+    """By a module that neither torch, its optimisers nor credo load."""
+    code = """
+import sys, torch, credo
+from credo.curvature.torch_private import COMPILER
+model = torch.nn.Linear(2, 2)
+optimizer = credo.VOGN(model, data_size=9)
+optimizer.step(lambda: model(torch.ones(3, 2)).square().sum(1))
+assert COMPILER not in sys.modules
+torch.compile(model, backend="eager")
+assert COMPILER in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 MOVES = {

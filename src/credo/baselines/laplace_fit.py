@@ -27,6 +27,7 @@ from credo.baselines.weights import uncertain
 from credo.curvature.capture import capture
 from credo.curvature.kronecker import FactorSums, layer_name, watching_factors
 from credo.curvature.tracking import watched_parameters
+from credo.curvature.uncompiled import uncompiled
 from credo.errors import InvalidType, InvalidValue
 from credo.posterior.base import Posterior
 from credo.posterior.model_copy import device_of, eval_mode
@@ -273,7 +274,7 @@ def _kronecker(
     found = KroneckerCurvature(weights_of(model), members)
     for x, y in pairs:
         passes = 0
-        with torch.enable_grad(), watching_factors(subjects, "sum", fisher=True) as stats:
+        with torch.enable_grad(), uncompiled(watching_factors(subjects, "sum", fisher=True)) as stats:
             output = part(x)
             for loss in likelihood.losses(output, y):
                 stats.observe(loss, list(subjects.watched.values()))

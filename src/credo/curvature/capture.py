@@ -10,7 +10,7 @@ replaced by one that gives the same result, the same gradient, and the sum of sq
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from credo.curvature.accumulate import Statistics
 from credo.curvature.intercept import watching
 from credo.curvature.rule import widen
 from credo.curvature.tracking import Parameters, watched_parameters
+from credo.curvature.uncompiled import uncompiled
 from credo.errors import InvalidType, InvalidValue
 
 
@@ -53,7 +54,8 @@ class _Captured(AbstractContextManager[Statistics]):
     """A watched block that shows what it has seen as `Statistics`."""
 
     def __init__(self, block: watching, scale: float):
-        self._block, self._statistics = block, Statistics(block.accumulator, block.reduction, scale)
+        self._block: Any = uncompiled(block)
+        self._statistics = Statistics(block.accumulator, block.reduction, scale)
 
     def __enter__(self) -> Statistics:
         self._block.__enter__()

@@ -20,6 +20,7 @@ from credo.curvature.factors import SHARINGS
 from credo.curvature.intercept import Interception, Watch
 from credo.curvature.rule import Operation, Outputs, PerExampleGradient, Pieces
 from credo.curvature.tracking import ParameterSource, WatchedParameters, watched_parameters
+from credo.curvature.uncompiled import uncompiled
 from credo.errors import InvalidType, InvalidValue, UnsupportedOperation
 
 
@@ -230,7 +231,7 @@ def kronecker_factors(
     if sharing not in SHARINGS:
         raise InvalidValue(f"sharing must be one of {', '.join(map(repr, SHARINGS))}; got {sharing!r}.")
     parameters = watched_parameters(model)
-    with watching_factors(parameters, reduction, sharing, examples) as stats:
+    with uncompiled(watching_factors(parameters, reduction, sharing, examples)) as stats:
         value = loss()
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -8,6 +8,7 @@ A new version of torch is tried against this file: `make test-torch VERSION=2.15
     are_transforms_active         whether vmap or grad runs                nothing
     active_modes, count_modes     blocks in blocks, interrupted exits      nothing
     compiled_module_type          errors about compiled modules            nothing
+    COMPILER                      whether torch.compile was ever called    nothing
     without_override              operations in torch's Python functions   a mode sees such a function as a whole
     around_engine, run_engine     the forward that a checkpoint repeats    a mode would see backward's own questions too
     node_type                     the watched nodes of a graph             nothing, before there is a node
@@ -56,6 +57,11 @@ count_modes: Callable[[], int] = _len_torch_function_stack  # of this thread
 def active_modes() -> list[Any]:
     """The modes of this thread, the innermost last."""
     return [_get_function_stack_at(k) for k in range(_len_torch_function_stack())]
+
+
+COMPILER = (
+    "torch._inductor.compiler_bisector"  # in sys.modules once `torch.compile` was called, and not before
+)
 
 
 def compiled_module_type() -> type | None:

@@ -30,6 +30,7 @@ from credo.curvature.torch_private import (
     profiler_runs,
 )
 from credo.curvature.tracking import WatchedParameters
+from credo.curvature.uncompiled import COMPILER, Uncompiled
 from credo.errors import CallOrderError, EmptyBatch
 from credo.optim import arguments, checks, monitor
 from credo.optim.closures import finish_closure
@@ -433,9 +434,8 @@ class Block(AbstractContextManager[Observation]):
         if own._inside is not None:
             own._refuse_inside("open a sampling block")
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            raise CallOrderError(
-                "gradients are switched off (no_grad or inference_mode) around a sampling block."
-            )
+            told = "gradients are switched off (no_grad or inference_mode) around a sampling block."
+            raise CallOrderError(told)
         if not own._reducer.alone:
             own._reducer.open_block(own.settings["reduction"])
         self._parameters = own._trainable()
@@ -448,7 +448,8 @@ class Block(AbstractContextManager[Observation]):
             self._draws = own._draw(own._stream())
             if own._running is None or own._running.layers:
                 own._slow_statistics()
-            self._watching = own._observe(watched)
+            watching = own._observe(watched)
+            self._watching = Uncompiled(watching) if COMPILER in sys.modules else watching
             self._seen = self._watching.__enter__()
             return self._seen
         except BaseException as error:

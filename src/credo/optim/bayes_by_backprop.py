@@ -12,9 +12,8 @@ with a KL of full weight deep networks do not begin to learn in the time that Ad
 """
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Literal, final
 
 import torch
@@ -186,7 +185,7 @@ class BayesByBackprop(BayesianOptimizer):
     def _observe(self, watched: WatchedParameters) -> Iterator[Reparameterised]:
         noise = self._noise
         observer = Reparameterised(watched, self.settings["reduction"], self._uncertain(), noise)
-        with _uncompiled(), observer as seen:
+        with observer as seen:
             try:
                 yield seen
             finally:
@@ -379,12 +378,6 @@ def shared_samples(samples: int, of_convolutions: int | None) -> int | None:
             f"the other layers; got {of_convolutions}."
         )
     return of_convolutions
-
-
-def _uncompiled() -> AbstractContextManager[object]:
-    """Compiled functions that are called inside run as they were written: a compiler would not see the noise."""
-    # Without dynamo, whose import takes seconds, nothing is compiled.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _times(tensor: Tensor, unit: float) -> Tensor:

@@ -26,6 +26,7 @@ from credo.curvature.intercept import watching
 from credo.curvature.many_samples import StackedWeights
 from credo.curvature.rule import widen
 from credo.curvature.tracking import WatchedParameters
+from credo.curvature.uncompiled import uncompiled
 from credo.distributed.sharding import WIDTHS, gathered
 from credo.errors import InvalidValue, UnsupportedOperation
 from credo.kernels import noise, update
@@ -421,7 +422,8 @@ class VOGN(_GaussNewton):
             stacks = self._stacks(self._stream(), samples)
             for p in parameters:
                 p.grad = None
-            with watching(self._subjects(parameters), "mean", transform=stacks, samples=samples) as stats:
+            block = watching(self._subjects(parameters), "mean", transform=stacks, samples=samples)
+            with uncompiled(block) as stats:
                 loss = finish_at_once(stacks, closure, stats)
         finally:
             self._end_block()
