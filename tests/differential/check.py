@@ -273,6 +273,8 @@ def run(program: Program, with_optimiser: bool) -> str:
             and weights.numel() == 2 * len(program.reduced.counted or ())
         ):
             loop = "closure"  # half of a mean of sums over two elements is also a mean over all elements
+        if loop == "divided" and weights is not None and 2 * int((weights != 0).sum()) == weights.numel():
+            loop = "closure"  # and so is half of a mean over half of the elements
         check_optimiser(program, method, loop)
     return "right" if taken else "refused"
 
