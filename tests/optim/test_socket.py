@@ -51,7 +51,9 @@ def test_groups_have_their_own_numbers():
 
 
 def test_normalisation_layers_are_deterministic_and_without_a_prior():
-    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.LayerNorm(5), nn.Linear(5, 3))
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.LayerNorm(5), nn.Linear(5, 3))
     numbers = {"lr": 0.15, "damping": 3.0, "initial_curvature": 1.0, "prior_precision": 1e6}
     optimizer = credo.VOGN(model, data_size=100, **numbers)
     mean = snapshot(model)

@@ -138,6 +138,8 @@ class ClassAverage:
         log_probs = self._log_sum - math.log(self._count)
         probs = log_probs.exp()
         entropy, expected = torch.special.entr(probs).sum(-1), torch.as_tensor(self._entropies) / self._count
+        if self._count == 1:  # the two are one number, computed in two ways
+            expected = entropy
         disagreement = (entropy - expected).clamp_min(0)  # by Jensen; rounding may say otherwise
         place = class_place(probs.dim(), self._class_dim)
         probs, log_probs = (tensor.movedim(-1, place) for tensor in (probs, log_probs))
@@ -173,6 +175,8 @@ class LabelAverage:
         entropy = -(probs * yes + no.exp() * no)
         expected = torch.as_tensor(self._entropies) / self._count
         samples = torch.cat(self._kept) if self._keep else None
+        if self._count == 1:
+            expected = entropy
         disagreement = (entropy - expected).clamp_min(0)
         return MultilabelPrediction(probs, yes, no, entropy, expected, disagreement, samples)
 
